@@ -1,0 +1,5 @@
+"""`python -m fedstrata` is the command line."""
+
+from fedstrata.cli import main
+
+main()

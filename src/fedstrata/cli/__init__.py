@@ -1,0 +1,57 @@
+"""The command line. Commands import what they need when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fedstrata.cli import compare, data, inspect, run
+from fedstrata.errors import FedstrataError, UserError
+
+app = typer.Typer(
+    name="fedstrata",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=(
+        "Layer-aware federated learning: train FedAvg, FedProx, FedAdp, FedLayerWise, FedLDF, adaptive μ, FedLap, or "
+        "any mixture of their parts, on non-IID data, and see what happens in every layer.\n\n"
+        "Start with: fedstrata run quickstart"
+    ),
+)
+app.command("run")(run.run_command)
+app.command("compare")(compare.compare_command)
+app.command("show")(inspect.show_command)
+app.command("export")(inspect.export_command)
+app.command("partition")(inspect.partition_command)
+app.command("list")(inspect.list_command)
+app.add_typer(data.app, name="data")
+
+
+def _version(show: bool) -> None:
+    if show:
+        from fedstrata import __version__
+
+        print(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; an error of the user's is one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except FedstrataError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        for hint in getattr(error, "hints", ()):
+            print(f"  {hint}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except BrokenPipeError:
+        sys.exit(1)

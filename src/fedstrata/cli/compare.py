@@ -1,0 +1,201 @@
+"""`fedstrata compare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedstrata.cli.live import figure, size
+from fedstrata.cli.run import Data, Settings, Workers
+from fedstrata.errors import UserError
+
+if TYPE_CHECKING:
+    from fedstrata.compare import Cell, Comparison, Estimate, Outcome
+
+
+def compare_command(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|NAME", help="A .toml file, or a name from `fedstrata list`.")
+    ],
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", "-a", help="Names with commas between: fedavg,fedldf:n=4,fedlap")
+    ],
+    seeds: Annotated[str, typer.Option("--seeds", help="0..4, or 0,1,7")] = "0",
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the runs go.")] = None,
+    data: Data = None,
+    workers: Workers = None,
+) -> None:
+    """Run several algorithms over several seeds and compare them, paired by seed.
+
+    Below five seeds every seed's value is shown, from five on the median with a 95 % bootstrap interval. A target
+    that was not reached stays in as "more than T". Interrupted, the same command goes on where it was.
+
+    Example:
+
+    fedstrata compare quickstart --algorithms fedavg,fedadp,fedlayerwise --seeds 0..4
+    """
+    from fedstrata.compare import plan
+
+    changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    comparison = plan(recipe, names, parse_seeds(seeds), settings=changes, out=out)
+    console = Console()
+    try:
+        _run_all(console, comparison, data)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command with --out {comparison.path} goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+    for table in result_tables(comparison):
+        console.print(table)
+    console.print(f"run directories: {comparison.path}", soft_wrap=True, highlight=False)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0..4`, `0,1,7`, or both mixed."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        try:
+            seeds += range(int(first), int(last) + 1) if dots else [int(first)]
+        except ValueError:
+            raise UserError(f"--seeds = {text!r}: must look like 0..4 or 0,1,7") from None
+    return seeds
+
+
+def _run_all(console: Console, comparison: Comparison, data: Path | None) -> None:
+    from fedstrata.compare import run_cell
+    from fedstrata.runs import Run
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    total = sum(cell.experiment.training.rounds for cell in comparison.cells)
+    bar = progress.add_task("rounds", total=total)
+    latest: dict[tuple[str, int], dict[str, Any]] = {}
+    live = Live(Group(progress), console=console, refresh_per_second=8)
+    if console.is_terminal:
+        live.start()
+    try:
+        for cell in comparison.cells:
+            if not console.is_terminal:
+                console.print(f"{cell.algorithm}, seed {cell.seed}", highlight=False)
+            done = len(Run(cell.path).history()) if (cell.path / "run.json").exists() else 0
+            progress.advance(bar, done)
+            for line in run_cell(cell, data):
+                latest[cell.algorithm, cell.seed] = line
+                progress.advance(bar)
+                done += 1
+                if console.is_terminal:
+                    live.update(Group(_live_table(comparison, latest), progress))
+                elif line["round"] % max(1, cell.experiment.training.rounds // 5) == 0:
+                    console.print(f"  {_progress_line(cell, line)}", highlight=False)
+            progress.advance(bar, cell.experiment.training.rounds - done)  # stopped early at its target
+    finally:
+        if console.is_terminal:
+            live.stop()
+
+
+def _progress_line(cell: Cell, line: dict[str, Any]) -> str:
+    measured = line["metrics"].get(cell.experiment.evaluation.on[0], {})
+    shown = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
+    return f"round {line['round']}/{cell.experiment.training.rounds}  {shown}  uploaded {size(line['upload_total'])}"
+
+
+def _live_table(comparison: Comparison, latest: dict[tuple[str, int], dict[str, Any]]) -> Table:
+    table = Table("algorithm", "seed", "round", "now", "uploaded")
+    for cell in comparison.cells[-(30):] if len(comparison.cells) > 30 else comparison.cells:
+        line = latest.get((cell.algorithm, cell.seed))
+        if line is not None:
+            measured = line["metrics"].get(cell.experiment.evaluation.on[0], {})
+            now = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
+            table.add_row(cell.algorithm, str(cell.seed), str(line["round"]), now, size(line["upload_total"]))
+    return table
+
+
+def result_tables(comparison: Comparison) -> list[Table]:
+    """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
+    from fedstrata.compare import estimate, outcome, paired_differences
+    from fedstrata.runs import Run
+
+    runs = {(cell.algorithm, cell.seed): Run(cell.path) for cell in comparison.cells}
+    results = {key: outcome(run) for key, run in runs.items()}
+    first = next(iter(runs.values()))
+    target, metric, limit = first.experiment.evaluation.target, first.metric.name, results[next(iter(results))].limit
+    columns: list[tuple[str, Callable[[Outcome], float | None], Callable[[float], str]]] = [
+        (metric, lambda o: o.metric, lambda v: f"{v:.4f}")
+    ]
+    if target is not None:
+        columns.append((f"rounds to {target:g}", lambda o: o.rounds_to_target, lambda v: _rounds(v, limit)))
+        columns.append(
+            ("upload to target", lambda o: o.upload_to_target, lambda v: "not reached" if math.isinf(v) else size(v))
+        )
+    columns.append(("upload", lambda o: o.upload, size))
+
+    seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
+    table = Table("algorithm", *(name for name, _, _ in columns), title=f"{first.experiment.name}, {seeds}")
+    values = {
+        (algorithm, name): [float(get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
+        for algorithm in comparison.algorithms
+        for name, get, _ in columns
+    }
+    for algorithm in comparison.algorithms:
+        cells = (_show(estimate(values[algorithm, name]), write) for name, _, write in columns)
+        table.add_row(algorithm, *cells)
+    tables = [table]
+    if len(comparison.algorithms) > 1:
+        baseline = comparison.algorithms[0]
+        paired = Table("algorithm", *(name for name, _, _ in columns), title=f"minus {baseline}, paired by seed")
+        for algorithm in comparison.algorithms[1:]:
+            cells = (
+                _show_difference(paired_differences(values[algorithm, name], values[baseline, name]), name, metric)
+                for name, _, _ in columns
+            )
+            paired.add_row(algorithm, *cells)
+        tables.append(paired)
+    return tables
+
+
+def _rounds(value: float, limit: int) -> str:
+    return f">{limit}" if math.isinf(value) else f"{value:g}"
+
+
+def _show(result: Estimate, write: Callable[[float], str]) -> str:
+    if result.interval is None:
+        return ", ".join(write(value) for value in result.values)
+    low, high = result.interval
+    return f"{write(result.median)} [{write(low)}, {write(high)}]"
+
+
+def _show_difference(differences: Sequence[float], name: str, metric: str) -> str:
+    """Differences as signed figures; one that only bounds the truth says so."""
+    from fedstrata.compare import ENOUGH_SEEDS, estimate
+
+    def write(value: float) -> str:
+        if math.isnan(value):
+            return "both not reached"
+        if math.isinf(value):
+            return "only first reached" if value > 0 else "only this reached"
+        if name == metric:
+            return f"{value:+.4f}"
+        if name.startswith("upload"):
+            return ("+" if value >= 0 else "−") + size(abs(value))
+        return f"{value:+g}"
+
+    finite = [value for value in differences if not math.isnan(value)]
+    if len(finite) < ENOUGH_SEEDS or len(finite) < len(differences):
+        return ", ".join(map(write, differences))
+    return _show(estimate(finite), write)

@@ -1,0 +1,248 @@
+"""`fedstrata list`, `show`, `export` and `partition`: looking without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedstrata.cli.live import figure, size
+from fedstrata.cli.run import Data, Settings, summary_table
+from fedstrata.errors import FedstrataError, UserError
+
+if TYPE_CHECKING:
+    from fedstrata.runs import Run
+
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+
+
+def show_command(directory: RunDir) -> None:
+    """Show a run: its outcome, what happened in each layer, where its bytes went, and who held which classes."""
+    from fedstrata.runs import Run
+
+    console = Console()
+    run = Run(directory)
+    history = run.history()
+    experiment = run.experiment
+    console.print(f"{experiment.name}: {experiment.label}, seed {experiment.seed}", style="bold", highlight=False)
+    if not history:
+        console.print("no round is done yet")
+        return
+    console.print(summary_table(run))
+    if not run.finished():
+        console.print(f"not finished; go on with: fedstrata run --resume {run.path}", soft_wrap=True)
+    console.print(_layer_table(run, history))
+    lost = [(line["round"], entry) for line in history for entry in line["lost"]]
+    if lost:
+        table = Table("round", "client", "why", title=f"{len(lost)} lost replies")
+        for number, entry in lost[-10:]:
+            table.add_row(str(number), str(entry["client"]), escape(entry["why"]))
+        console.print(table)
+    data = run.directory.info["data"]
+    if "table" in data:
+        import numpy as np
+
+        from fedstrata.tasks.partitions import render_table
+
+        console.print(render_table(np.array(data["table"]), data["class_names"], rows=12))
+    if "source" in data:
+        console.print(f"data: {data['dataset']} ({data['source']})", highlight=False)
+
+
+def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:
+    """Each layer in the last round: medians over clients, and its share of all upload so far."""
+    import numpy as np
+
+    last = history[-1]["round"]
+    table = Table("layer", "numbers", title=f"layers in round {last} (medians over clients)")
+    figures: dict[str, Any] = {}
+    if run.experiment.record.layers:
+        figures = run.figures(last)
+        for name in ("angle", "divergence", "relative", "weight min … max", "μ"):
+            table.add_column(name, justify="right")
+    for name in ("sent by", "uploaded"):
+        table.add_column(name, justify="right")
+    uploaded = np.sum([line["bytes"]["up"] for line in history], axis=0)
+    replies = history[-1]["replies"]
+    for at, layer in enumerate(run.directory.info["layers"]):
+        row = [escape(layer["name"]), f"{layer['numbers']:,}"]
+        if figures:
+            column = {name: values[:, at] for name, values in figures.items() if values.ndim == 2}
+            known = column["weight"][column["weight"] > 0]
+            row += [
+                _median(np.degrees(column["angle"]), "{:.0f}°"),
+                _median(column["divergence"], "{:.3g}"),
+                _median(column["divergence"] / column["norm"], "{:.1%}"),
+                f"{known.min():.3f} … {known.max():.3f}" if len(known) else "–",
+                _median(column["mu"], "{:.3g}"),
+                f"{int((column['mask'] > 0).sum())} of {len(column['mask'])}",
+            ]
+        else:
+            row += [f"{replies}"]
+        table.add_row(*row, size(float(uploaded[at])))
+    return table
+
+
+def _median(values: Any, form: str) -> str:
+    import numpy as np
+
+    known = values[np.isfinite(values)]
+    return form.format(float(np.median(known))) if len(known) else "–"
+
+
+def export_command(
+    directory: RunDir,
+    file: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    data: Data = None,
+) -> None:
+    """Write a run's model as safetensors: a whole state dict, ready for load_state_dict."""
+    from fedstrata.runs import Run
+
+    Run(directory).export(file, data=data)
+    print(f"wrote {file}")
+
+
+def partition_command(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|NAME")],
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    data: Data = None,
+) -> None:
+    """Show which client would hold how many samples of which class, without training."""
+    import numpy as np
+
+    from fedstrata.experiment import load
+    from fedstrata.runs import prepare
+    from fedstrata.tasks.partitions import render_table
+
+    task = prepare(load(recipe, settings=settings or [], seed=seed), data=data).task
+    if "table" not in task.notes:
+        raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
+    Console().print(render_table(np.array(task.notes["table"]), task.notes["class_names"]))
+
+
+def list_command(
+    what: Annotated[
+        str | None, typer.Argument(help="recipes, algorithms, rules, models, partitions, settings or runs.")
+    ] = None,
+) -> None:
+    """List what there is: recipes, algorithms, the rules on the three axes, models, partitions, settings, runs."""
+    tables = {
+        "recipes": _recipes,
+        "algorithms": _algorithms,
+        "rules": _rules,
+        "models": _models,
+        "partitions": _partitions,
+        "settings": _settings,
+        "runs": _runs,
+    }
+    if what is not None and what not in tables:
+        raise UserError(f"list = {what!r}: there are {', '.join(tables)}")
+    shown = [what] if what is not None else ["recipes", "algorithms", "rules", "models", "partitions", "runs"]
+    console = Console()
+    for name in shown:
+        table = tables[name]()
+        if table.row_count:
+            console.print(table)
+
+
+def _recipes() -> Table:
+    from fedstrata.experiment import load_table, recipes
+
+    table = Table("recipe", "what it is", title="fedstrata run NAME", title_justify="left")
+    for name in recipes():
+        table.add_row(name, load_table(name).get("description", ""))
+    return table
+
+
+def _algorithms() -> Table:
+    from fedstrata.algorithms import NAMED
+
+    table = Table(
+        "algorithm", "objective", "selection", "weighting", "layers", title="--algorithm NAME", title_justify="left"
+    )
+    for name, parts in NAMED.items():
+        table.add_row(name, *parts)
+    return table
+
+
+def _rules() -> Table:
+    import dataclasses
+
+    from fedstrata.algorithms import AXES
+
+    table = Table("axis", "rule", "options", "what it does", title="the three axes", title_justify="left")
+    for axis, rules in AXES.items():
+        for name, rule in rules.items():
+            options = ", ".join(f"{item.name}={item.default!r}" for item in dataclasses.fields(rule))
+            table.add_row(axis, name, escape(options), escape(_first_line(rule)))
+    return table
+
+
+def _models() -> Table:
+    import inspect
+
+    from fedstrata.tasks.models import MODELS
+
+    table = Table("model", "options", "what it is", title="task.model.name", title_justify="left")
+    for name, factory in MODELS.items():
+        parameters = list(inspect.signature(factory).parameters.values())[2:]
+        table.add_row(name, ", ".join(f"{p.name}={p.default!r}" for p in parameters), _first_line(factory))
+    return table
+
+
+def _partitions() -> Table:
+    import dataclasses
+
+    from fedstrata.tasks.partitions import PARTITIONS
+
+    table = Table("partition", "options", "what it is", title="task.partition.name", title_justify="left")
+    for name, scheme in PARTITIONS.items():
+        options = ", ".join(
+            item.name if item.default is dataclasses.MISSING else f"{item.name}={item.default!r}"
+            for item in dataclasses.fields(scheme)
+        )
+        table.add_row(name, options, escape(_first_line(scheme)))
+    return table
+
+
+def _settings() -> Table:
+    from pydantic import BaseModel
+
+    from fedstrata.experiment import Experiment
+
+    table = Table("setting", "default", "what it is", title="--set KEY=VALUE", title_justify="left")
+    for name, entry in Experiment.model_fields.items():
+        if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
+            for key, inner in entry.annotation.model_fields.items():
+                default = inner.get_default(call_default_factory=True)
+                table.add_row(f"{name}.{key}", escape(str(default)), escape(inner.description or ""))
+        else:
+            default = entry.get_default(call_default_factory=True)
+            table.add_row(name, escape(str(default)), escape(entry.description or ""))
+    return table
+
+
+def _runs() -> Table:
+    from fedstrata.runs import Run
+
+    table = Table("run", "rounds", "best", "upload", "state", title="runs/", title_justify="left")
+    for info in sorted(Path("runs").glob("**/run.json")):
+        try:
+            run = Run(info.parent)
+            summary = run.summary()
+            state = "finished" if run.finished() else "not finished"
+            rounds = f"{summary['rounds']}/{run.experiment.training.rounds}"
+            row = (rounds, figure(summary["best"]), size(summary["upload"]), state)
+        except FedstrataError as error:
+            row = ("", "", "", str(error))
+        table.add_row(str(info.parent), *map(escape, row))
+    return table
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]

@@ -1,0 +1,109 @@
+"""What a terminal shows while a run goes on, and the few ways in which figures are written."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+SHOWN = 12
+"""Rounds in the live table."""
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    if math.isinf(count):
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def figure(value: float | None) -> str:
+    """A metric or a loss for people."""
+    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+class LiveTable:
+    """The last rounds, the upload so far and the time left; plain lines where there is no terminal."""
+
+    def __init__(self, console: Console, title: str, metric: str, decisive: str, rounds: int) -> None:
+        self._console, self._title, self._metric, self._decisive, self._rounds = (
+            console,
+            title,
+            metric,
+            decisive,
+            rounds,
+        )
+        self._lines: deque[dict[str, Any]] = deque(maxlen=SHOWN)
+        self._seconds: deque[float] = deque(maxlen=20)
+        self._live = Live(self._render(), console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveTable:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+        else:
+            self._console.print(self._title, highlight=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+            self._console.print(self._render())
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Show one more round."""
+        self._lines.append(line)
+        self._seconds.append(line["seconds"])
+        if self._console.is_terminal:
+            self._live.update(self._render(), refresh=True)
+        else:
+            names = ("round", "loss", self._metric, "uploaded", "left")
+            cells = "  ".join(f"{name} {cell}" for name, cell in zip(names, self._cells(line), strict=True))
+            self._console.print(f"  {cells}{self._lost(line)}", highlight=False)
+
+    def _cells(self, line: dict[str, Any]) -> tuple[str, ...]:
+        measured = line["metrics"].get(self._decisive, {})
+        loss = measured.get("loss", line["train_loss"])
+        left = statistics.median(self._seconds) * (self._rounds - line["round"])
+        return (
+            f"{line['round']}/{self._rounds}",
+            figure(loss),
+            figure(measured.get(self._metric)),
+            size(line["upload_total"]),
+            duration(left),
+        )
+
+    def _lost(self, line: dict[str, Any]) -> str:
+        lost = line["lost"]
+        return f"  ({len(lost)} lost; client {lost[0]['client']}: {lost[0]['why']})" if lost else ""
+
+    def _render(self) -> Group:
+        table = Table(title=self._title, title_justify="left")
+        for name in ("round", "loss", self._metric, "uploaded", "time left"):
+            table.add_column(name, justify="right")
+        for line in self._lines:
+            table.add_row(*self._cells(line))
+        lost = self._lost(self._lines[-1]).strip() if self._lines else ""
+        return Group(table, *([Text(lost, style="yellow")] if lost else []))

@@ -1,0 +1,110 @@
+"""`fedstrata run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedstrata.cli.live import LiveTable, figure, size
+from fedstrata.errors import UserError
+
+if TYPE_CHECKING:
+    from fedstrata.runs import Prepared, Run
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe, as often as needed."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Where data sets are; else $FEDSTRATA_DATA, else the user's."),
+]
+Workers = Annotated[int | None, typer.Option("--workers", help="Processes to use; changes the speed, not the result.")]
+
+
+def run_command(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE|NAME]", help="A .toml file, or a name from `fedstrata list`.")
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--algorithm", "-a", help="Replace the recipe's algorithm: a name, or name:option=value."),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run directory to make.")] = None,
+    data: Data = None,
+    workers: Workers = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Continue a run that was stopped, or extend one.")
+    ] = None,
+) -> None:
+    """Train, and keep everything that happened in a run directory.
+
+    Examples:
+
+    fedstrata run quickstart
+
+    fedstrata run quickstart --algorithm fedldf:n=4 --set training.rounds=50 --seed 1
+
+    fedstrata run quickstart --set algorithm.objective.name=fedlap --set algorithm.weighting.name=fedlayerwise
+
+    fedstrata run fedadp-mnist-5iid-5x1 --data DIR
+
+    fedstrata run --resume runs/… --set training.rounds=100
+
+    Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result.
+    """
+    from fedstrata.experiment import load
+    from fedstrata.runs import Run, reopen
+
+    changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    console = Console()
+    if resume is not None:
+        for name, value in (("RECIPE", recipe), ("--algorithm", algorithm), ("--seed", seed), ("--out", out)):
+            if value is not None:
+                raise UserError(f"{name} = {str(value)!r}: does not go with --resume, which keeps the run's own recipe")
+        old = reopen(resume, changes)
+        follow(console, old, None, data)
+        return
+    if recipe is None:
+        raise UserError("RECIPE is missing: a .toml file or a name from `fedstrata list`, or --resume DIR")
+    experiment = load(recipe, algorithm=algorithm, settings=changes, seed=seed)
+    new, prepared = Run.create(experiment, out, data=data)
+    follow(console, new, prepared, data)
+
+
+def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | None) -> None:
+    """Run what is left, with a live table, and say at the end what came out and where it is."""
+    experiment = run.experiment
+    title = f"{experiment.name}: {experiment.label}, seed {experiment.seed}"
+    table = LiveTable(console, title, run.metric.name, experiment.evaluation.on[0], experiment.training.rounds)
+    try:
+        with table:
+            for line in run.rounds(prepared) if prepared is not None else run.rounds(data=data):
+                table.add(line)
+    except KeyboardInterrupt:
+        history = run.history()
+        done = history[-1]["round"] if history else 0
+        console.print(f"stopped after round {done}; go on with: fedstrata run --resume {run.path}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    console.print(summary_table(run))
+    console.print(f"SHA-256 of the weights: {run.summary()['weights_sha256']}", soft_wrap=True, highlight=False)
+    console.print(f"run directory: {run.path}", soft_wrap=True, highlight=False)
+
+
+def summary_table(run: Run) -> Table:
+    """A run in a few lines."""
+    summary, metric, target = run.summary(), run.metric.name, run.experiment.evaluation.target
+    table = Table(show_header=False)
+    table.add_row("rounds", str(summary["rounds"]))
+    table.add_row(metric, f"{figure(summary[metric])} (best {figure(summary['best'])})")
+    if target is not None:
+        reached = summary["rounds_to_target"]
+        table.add_row(f"rounds to {target:g}", str(reached) if reached else f"not reached in {summary['rounds']}")
+    table.add_row("upload", size(summary["upload"]))
+    return table

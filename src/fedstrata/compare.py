@@ -1,0 +1,168 @@
+"""Several algorithms on one recipe, over several seeds, compared as pairs.
+
+Every run has its own directory, so an interrupted comparison goes on where it was. Runs with the same seed share
+partition, initial weights and client sampling, so differences are taken seed by seed. A target that was not reached
+within T rounds is censored: it counts as "more than T", and is never dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata import rng
+from fedstrata.errors import RecipeError, RunDirectoryError
+from fedstrata.experiment import Experiment, load
+from fedstrata.runs import Line, Run, reopen
+from fedstrata.storage import write_whole
+
+FORMAT = 1
+ENOUGH_SEEDS = 5
+"""From this many seeds on an interval is given; below it, every value."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    algorithm: str
+    seed: int
+    experiment: Experiment
+    path: Path
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to run, and where."""
+
+    algorithms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    path: Path
+
+
+def plan(
+    recipe: str | Path,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    settings: Sequence[str] = (),
+    out: Path | None = None,
+) -> Comparison:
+    """Check every cell before the first one runs. The same request finds the same directory again."""
+    for name, values in (("--algorithms", algorithms), ("--seeds", seeds)):
+        if not values:
+            raise RecipeError(name, list(values), "names nothing to run")
+        if len(set(values)) < len(values):
+            raise RecipeError(name, list(values), "names the same one twice")
+    experiments = {(a, s): load(recipe, algorithm=a, settings=settings, seed=s) for a in algorithms for s in seeds}
+    first = experiments[algorithms[0], seeds[0]]
+    request = {a: _result_of(experiments[a, seeds[0]].model_copy(update={"seed": 0})) for a in algorithms}
+    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
+    cells = tuple(
+        Cell(a, s, experiments[a, s], path / a.replace(":", "-") / f"seed-{s}") for s in seeds for a in algorithms
+    )
+    _claim(path, {"format": FORMAT, "recipe": first.name, "request": digest})
+    return Comparison(tuple(algorithms), tuple(seeds), cells, path)
+
+
+def _result_of(experiment: Experiment) -> str:
+    """The recipe without what changes no result."""
+    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": None})}).to_toml()
+
+
+def _claim(path: Path, content: dict[str, Any]) -> None:
+    """Remember what the directory is for; refuse one that is for something else."""
+    file = path / "compare.json"
+    if file.exists():
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{file} is damaged: {error}") from None
+        if found != content:
+            raise RunDirectoryError(f"{path} holds another comparison; choose another --out")
+        return
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunDirectoryError(f"{path} exists and holds no comparison; choose another --out")
+    path.mkdir(parents=True, exist_ok=True)
+    write_whole(file, (json.dumps(content) + "\n").encode())
+
+
+def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
+    """Run one cell, or what is left of it, and yield its rounds; a finished one yields nothing."""
+    if (cell.path / "run.json").exists():
+        run = reopen(cell.path)
+        if _result_of(run.experiment) != _result_of(cell.experiment):
+            raise RunDirectoryError(f"{cell.path} was run with another recipe; choose another --out")
+        if not run.finished():
+            yield from run.rounds(data=data)
+        return
+    run, prepared = Run.create(cell.experiment, cell.path, data=data)
+    yield from run.rounds(prepared)
+
+
+# --- statistics ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to. `rounds_to_target` is None where there is no target, and infinite where it was missed."""
+
+    metric: float
+    rounds_to_target: float | None
+    upload: float
+    upload_to_target: float | None
+    limit: int
+
+
+def outcome(run: Run) -> Outcome:
+    """The figures of a finished run."""
+    summary = run.summary()
+    has_target = run.experiment.evaluation.target is not None
+    reached, upload = summary["rounds_to_target"], summary["upload_to_target"]
+    return Outcome(
+        metric=summary[run.metric.name],
+        rounds_to_target=(reached if reached is not None else math.inf) if has_target else None,
+        upload=summary["upload"],
+        upload_to_target=(upload if upload is not None else math.inf) if has_target else None,
+        limit=run.experiment.training.rounds,
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median over seeds; with enough of them, a 95 % bootstrap interval of it."""
+
+    values: tuple[float, ...]
+    median: float
+    interval: tuple[float, float] | None
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Median and percentile bootstrap; infinite (censored) values take part as what they are, larger than any other."""
+    array = np.array(values, dtype=np.float64)
+    interval = None
+    if len(array) >= ENOUGH_SEEDS:
+        draws = rng.generator(0, "bootstrap").integers(0, len(array), (10_000, len(array)))
+        medians = np.sort([_median(row) for row in np.sort(array[draws], axis=1)])
+        interval = (float(medians[250]), float(medians[9749]))
+    return Estimate(tuple(map(float, array)), _median(np.sort(array)), interval)
+
+
+def _median(ordered: np.ndarray) -> float:
+    """The middle; with an even count the mean of the middle two, which is infinite if one of them is."""
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return float(low) if low == high else float((low + high) / 2)
+
+
+def paired_differences(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """Ours minus the baseline, seed by seed; NaN where both are censored, infinite where one is."""
+    return [float("nan") if math.isinf(a) and math.isinf(b) else a - b for a, b in zip(ours, baseline, strict=True)]

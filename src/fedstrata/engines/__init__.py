@@ -1,0 +1,1 @@
+"""How orders reach clients and replies come back."""

@@ -1,0 +1,209 @@
+"""The local engine: every client in this process, or in forked worker processes with one thread each.
+
+Workers only change who computes an order, never its result. They are forked after the data is loaded, so that it is
+shared, not copied; models and updates pass through memory mapped before the fork, everything else through pipes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing as mp
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.client import Client, Setup
+from fedstrata.messages import Order, Reply
+
+
+def available_workers(device: str = "cpu") -> int:
+    """How many workers to use when nobody says: the cores we may use, where forking is safe."""
+    if not sys.platform.startswith("linux") or device != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+class LocalEngine:
+    """Runs clients on this machine. Use it as a context manager."""
+
+    def __init__(self, setup: Setup, workers: int | None = None) -> None:
+        self._setup = setup
+        self.sizes = setup.task.sizes()
+        slots = setup.training.cohort_size(int((self.sizes > 0).sum()))
+        self.workers = max(1, min(workers or available_workers(setup.device), max(slots, 2)))
+        if setup.device != "cpu":
+            self.workers = 1
+        self._slots = slots
+        self._crew: _Crew | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> LocalEngine:
+        if self.workers > 1:
+            self._crew = _Crew(self._setup, self.workers, self._slots, self.sizes)
+        else:
+            self._client = Client(self._setup)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._crew is not None:
+            self._crew.stop()
+        self._crew = self._client = None
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        """Answer every order."""
+        if self._crew is not None:
+            yield from self._crew.exchange(orders)
+        elif self._client is not None:
+            for order in orders:
+                yield self._client.answer(order)
+        else:
+            raise RuntimeError("LocalEngine is used outside its `with` block")
+
+
+def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """A matrix that forked processes share; it needs no room in /dev/shm."""
+    size = max(1, rows * columns * dtype.itemsize)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=rows * columns).view(rows, columns)
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    job: tuple[Order, int] | None = None
+
+
+class _Crew:
+    """The worker processes and the memory they share with us: one model, and a row for each update."""
+
+    def __init__(self, setup: Setup, workers: int, slots: int, sizes: np.ndarray) -> None:
+        self._setup, self._sizes = setup, sizes
+        self._model = _shared(1, setup.layers.numel, setup.layers.dtype)[0]
+        self._updates = _shared(slots, setup.layers.numel, setup.layers.dtype)
+        self._slot: dict[int, int] = {}  # client -> its row
+        self._home: dict[int, int] = {}  # client -> the worker that keeps its update
+        self._team: list[_Worker] = []
+        for _ in range(workers):
+            self._team.append(self._hire())
+
+    def _hire(self) -> _Worker:
+        ours, theirs = mp.Pipe()
+        inherited = [worker.pipe for worker in self._team] + [ours]
+        process = mp.get_context("fork").Process(
+            target=_work, args=(self._setup, self._model, self._updates, theirs, inherited), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        if not orders:
+            return
+        if orders[0].model is not None:
+            self._model.copy_(orders[0].model)
+        if orders[0].kind == "train":
+            self._slot = {order.client: slot for slot, order in enumerate(orders)}
+            self._home = {}
+        queues = self._assign(orders)
+        for at in range(len(self._team)):
+            self._next(at, queues)
+        while busy := {w.pipe: at for at, w in enumerate(self._team) if w.job is not None}:
+            for pipe in wait(list(busy)):
+                at = busy[pipe]  # type: ignore[index]
+                yield self._receive(at)
+                self._next(at, queues)
+
+    def _assign(self, orders: Sequence[Order]) -> dict[int | None, deque[Order]]:
+        """A queue per worker for those who must answer themselves (they keep the update), one for all the rest."""
+        queues: dict[int | None, deque[Order]] = {at: deque() for at in range(len(self._team))}
+        queues[None] = deque()
+        if orders[0].kind == "train":  # the longest first, so that nobody waits for a late start
+            orders = sorted(orders, key=lambda order: -int(self._sizes[order.client]) * order.work)
+        for order in orders:
+            queues[self._home.get(order.client) if order.kind == "upload" else None].append(order)
+        return queues
+
+    def _next(self, at: int, queues: dict[int | None, deque[Order]]) -> None:
+        queue = queues[at] or queues[None]
+        if not queue:
+            return
+        order, worker = queue.popleft(), self._team[at]
+        slot = self._slot.get(order.client, -1)
+        worker.job = (order, slot)
+        if order.kind == "train":
+            self._home[order.client] = at
+        with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
+            worker.pipe.send((_to_numpy(replace(order, model=None)), order.model is not None, slot))
+
+    def _receive(self, at: int) -> Reply:
+        worker = self._team[at]
+        assert worker.job is not None
+        order, slot = worker.job
+        worker.job = None
+        try:
+            packed, has_update = worker.pipe.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+            code = worker.process.exitcode
+            worker.pipe.close()
+            self._team[at] = self._hire()
+            reason = f"worker process died with exit code {code}"
+            return Reply(order.kind, order.round, order.attempt, order.client, error=reason)
+        reply: Reply = _to_torch(packed)
+        return replace(reply, update=self._updates[slot]) if has_update else reply
+
+    def stop(self) -> None:
+        for worker in self._team:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self._team:
+            worker.process.join()
+
+
+def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inherited: list[Connection]) -> None:
+    """A worker's life: answer orders until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:  # or a pipe would stay open after the parent's death
+        other.close()
+    torch.set_num_threads(1)
+    client = Client(setup)
+    with suppress(EOFError, OSError):
+        while True:
+            packed, has_model, slot = pipe.recv()
+            order = _to_torch(packed)
+            if has_model:
+                order = replace(order, model=model)
+            reply = client.answer(order, updates[slot] if slot >= 0 else None)
+            pipe.send((_to_numpy(replace(reply, update=None)), reply.update is not None))
+    os._exit(0)
+
+
+def _to_numpy(message: Any) -> Any:
+    """Small tensors pass through a pipe as arrays: torch would open a file descriptor for each."""
+    return replace(message, **{k: _convert(v, Tensor, lambda t: t.numpy()) for k, v in vars(message).items()})
+
+
+def _to_torch(message: Any) -> Any:
+    return replace(message, **{k: _convert(v, np.ndarray, torch.from_numpy) for k, v in vars(message).items()})
+
+
+def _convert(value: Any, kind: type, function: Any) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _convert(item, kind, function) for key, item in value.items()}
+    return value

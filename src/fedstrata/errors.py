@@ -1,0 +1,61 @@
+"""Everything fedstrata raises on purpose.
+
+FedstrataError
+├── UserError               something the user can put right: one line, exit code 2
+│   ├── RecipeError         a field of a recipe, or a hyperparameter, and its value
+│   ├── DataError           a data set that is missing, corrupt or of the wrong shape
+│   ├── RunDirectoryError   a run directory that is in use, damaged or of another version
+│   └── MissingExtra        an optional dependency that is not installed
+├── ReplyError              a client's reply that the server refuses; costs the round that client only
+└── RoundFailed             too few usable replies after every attempt
+"""
+
+from __future__ import annotations
+
+
+class FedstrataError(Exception):
+    """Base of all deliberate errors."""
+
+
+class UserError(FedstrataError):
+    """Something the user can put right."""
+
+
+class RecipeError(UserError):
+    """A bad field; the message names the field and its value."""
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        self.field, self.value, self.problem = field, value, problem
+        super().__init__(f"{field} = {value!r}: {problem}" if value is not MISSING else f"{field}: {problem}")
+
+
+class DataError(UserError):
+    """A data set that cannot be used."""
+
+
+class RunDirectoryError(UserError):
+    """A run directory that cannot be used."""
+
+
+class MissingExtra(UserError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}: pip install 'fedstrata[{extra}]'")
+
+
+class ReplyError(FedstrataError):
+    """A reply the server refuses, with the reason."""
+
+
+class RoundFailed(FedstrataError):
+    """A round that had too few usable replies in every attempt."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+"""Stands for "no value" in a RecipeError."""

@@ -1,0 +1,273 @@
+"""A frozen experiment: what a recipe says, with every key, type and value checked before anything runs.
+
+A recipe is a TOML file. Ours live in `recipes/` and go by their name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedstrata.algorithm import Algorithm
+from fedstrata.algorithms import from_table
+from fedstrata.checks import BadValue, require
+from fedstrata.errors import MISSING, RecipeError
+from fedstrata.layers import GROUPINGS, Grouping
+from fedstrata.tasks.builtin import TaskConfig, build_partition
+from fedstrata.training import Training
+
+FORMAT = 1
+"""Version of the recipe format."""
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LayersConfig(BaseModel):
+    """The `[layers]` table of a recipe."""
+
+    model_config = _STRICT
+
+    grouping: str | dict[str, list[str]] | None = Field(
+        None, description="module, tensor, block, or a table of tensor-name patterns; the algorithm's own if not given"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> LayersConfig:
+        known = not isinstance(self.grouping, str) or self.grouping in GROUPINGS
+        require(known, "grouping", self.grouping, f"is none of {', '.join(GROUPINGS)}")
+        return self
+
+
+class Evaluation(BaseModel):
+    """The `[evaluation]` table of a recipe."""
+
+    model_config = _STRICT
+
+    on: list[str] = Field(
+        default_factory=lambda: ["test"],
+        min_length=1,
+        description="the server's sets (test, validation, train) and/or clients; the first one decides on the target",
+    )
+    every: int = Field(1, ge=1, description="rounds between evaluations; the last round always counts")
+    held_out: float = Field(0.2, gt=0, lt=1, description="the clients' own share of data for evaluation on clients")
+    clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
+    target: float | None = Field(None, description="the metric's value to reach")
+    stop_at_target: bool = Field(False, description="whether to stop there")
+    batch_size: int = Field(1000, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Evaluation:
+        require(len(set(self.on)) == len(self.on), "on", self.on, "names a set twice")
+        require(not self.stop_at_target or self.target is not None, "stop_at_target", True, "needs a target")
+        return self
+
+
+class EngineConfig(BaseModel):
+    """The `[engine]` table of a recipe."""
+
+    model_config = _STRICT
+
+    name: Literal["local"] = "local"
+    trainer: Literal["auto", "client"] = Field("auto", description="client: one client at a time")
+    workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class Record(BaseModel):
+    """The `[record]` table of a recipe."""
+
+    model_config = _STRICT
+
+    layers: bool = Field(True, description="keep every round's figures per client and layer")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+
+
+class Experiment(BaseModel):
+    """Everything that decides a run's result."""
+
+    model_config = _STRICT
+
+    format: int = FORMAT
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    seed: int = Field(0, ge=0)
+    task: TaskConfig = TaskConfig()
+    layers: LayersConfig = LayersConfig()
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    engine: EngineConfig = EngineConfig()
+    record: Record = Record()
+    paper: dict[str, Any] = Field(default_factory=dict, description="what the paper reports; not used by a run")
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Experiment:
+        """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
+        version = table.get("format", FORMAT)
+        if version != FORMAT:
+            raise RecipeError("format", version, f"this version of fedstrata reads recipes of format {FORMAT}")
+        try:
+            experiment = cls.model_validate(dict(table))
+        except ValidationError as error:
+            raise _explain(error, cls) from None
+        experiment.build_algorithm()
+        if experiment.task.function is None:
+            build_partition(experiment.task.partition)
+            target = experiment.evaluation.target
+            if target is not None:
+                check_accuracy_target(target)
+        return experiment
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm that `[algorithm]` describes."""
+        return from_table(self.algorithm)
+
+    def grouping(self) -> Grouping:
+        """What a layer is: the experiment's own grouping, or the algorithm's."""
+        return self.layers.grouping or self.build_algorithm().grouping
+
+    def to_toml(self) -> str:
+        """The recipe that gives this experiment again."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    @property
+    def label(self) -> str:
+        """A short name for the algorithm."""
+        name = self.algorithm.get("name")
+        axes = [f"{self.algorithm[a]['name']}" for a in ("objective", "selection", "weighting") if a in self.algorithm]
+        return "+".join([*([name] if name else []), *axes]).replace(":", ".") or "fedavg"
+
+
+def check_accuracy_target(target: float) -> None:
+    """An accuracy is a share: 95 is a slip for 0.95."""
+    if not 0 < target <= 1:
+        hint = f"; did you mean {target / 100:g}?" if 1 < target <= 100 else ""
+        raise RecipeError("evaluation.target", target, f"an accuracy lies in (0, 1]{hint}")
+
+
+def load_table(recipe: str | Path) -> dict[str, Any]:
+    """Read a recipe, by path or by the name of one of ours."""
+    path = Path(recipe)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+            raise RecipeError("recipe", str(recipe), f"cannot be read: {reason}") from None
+    else:
+        ours = recipes()
+        if str(recipe) not in ours:
+            close = difflib.get_close_matches(str(recipe), ours, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see `fedstrata list`"
+            raise RecipeError("recipe", str(recipe), f"neither a .toml file nor the name of a recipe; {hint}")
+        text = ours[str(recipe)].read_text(encoding="utf-8")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError("recipe", str(recipe), f"is not valid TOML: {error}") from None
+    if path.suffix == ".toml":
+        table.setdefault("name", path.stem)
+    return table
+
+
+def recipes() -> dict[str, Any]:
+    """Our recipes by name."""
+    found = (entry for entry in files("fedstrata").joinpath("recipes").iterdir() if entry.name.endswith(".toml"))
+    return {entry.name.removesuffix(".toml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def load(
+    recipe: str | Path | Mapping[str, Any],
+    *,
+    algorithm: str | Mapping[str, Any] | None = None,
+    settings: Iterable[str] | Mapping[str, Any] = (),
+    seed: int | None = None,
+) -> Experiment:
+    """A recipe with changes: another algorithm ("fedldf:n=4"), settings ("training.rounds=50"), a seed."""
+    table = dict(recipe) if isinstance(recipe, Mapping) else load_table(recipe)
+    if algorithm is not None:
+        table["algorithm"] = parse_algorithm(algorithm) if isinstance(algorithm, str) else dict(algorithm)
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
+    for key, value in pairs:
+        set_key(table, key, value)
+    if seed is not None:
+        table["seed"] = seed
+    return Experiment.parse(table)
+
+
+def parse_algorithm(text: str) -> dict[str, Any]:
+    """`name`, or `name:option=value:option=value` (`module:function` stays a name)."""
+    parts = text.split(":")
+    name = [parts.pop(0)]
+    while parts and "=" not in parts[0]:
+        name.append(parts.pop(0))
+    options = dict(parse_setting(part) for part in parts)
+    table: dict[str, Any] = {"name": ":".join(name)}
+    for key, value in options.items():
+        set_key(table, key, value)
+    return table
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value`, the value as TOML, or else as a plain string."""
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not key:
+        raise RecipeError("--set", text, "must look like training.rounds=50")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def set_key(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, making tables on the way; tables of the original are not changed in place."""
+    *path, last = key.split(".")
+    for part in path:
+        inner = table.get(part, {})
+        if not isinstance(inner, Mapping):
+            raise RecipeError(key, value, f"{part} is a value, not a table")
+        table[part] = dict(inner)
+        table = table[part]
+    table[last] = value
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
+    """The first problem of a validation, in one line."""
+    problem = error.errors()[0]
+    where = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, BadValue):
+        return RecipeError(".".join([*where, cause.field]), cause.value, cause.problem)
+    value = MISSING if problem["type"] == "missing" else problem["input"]
+    if problem["type"] == "extra_forbidden":
+        known = _fields(model, where[:-1])
+        close = difflib.get_close_matches(where[-1], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+        return RecipeError(".".join(where), value, f"unknown key; {hint}")
+    text = problem["msg"]
+    return RecipeError(".".join(where), value, text[:1].lower() + text[1:])
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and (part in ("str", "int", "float") or part.startswith(("dict[", "list[")))
+
+
+def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        inner = model.model_fields[part].annotation if part in model.model_fields else None
+        if get_origin(inner) is UnionType:
+            inner = next((a for a in get_args(inner) if isinstance(a, type) and issubclass(a, BaseModel)), None)
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

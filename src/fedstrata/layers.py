@@ -1,0 +1,270 @@
+"""What a layer is: an ordered partition of a model's travelling tensors, laid out in one flat vector.
+
+A model travels as a flat vector of P numbers. Layer after layer lie in it, and within a layer first the trainable
+parameters, which angles, divergences and penalties measure, and then the floating-point buffers, which only ride along
+(BatchNorm's statistics). Frozen parameters and integer buffers do not travel; a tied parameter is kept once.
+
+A *unit* is an output neuron: an index of a weight's first dimension, together with the entries of the bias and of
+BatchNorm that belong to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from fedstrata.errors import RecipeError
+
+Grouping = str | Mapping[str, Sequence[str]]
+"""`module`, `tensor`, `block`, or a mapping from a layer's name to patterns of tensor names ("conv1.*")."""
+
+GROUPINGS = ("module", "tensor", "block")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the model: where it lies in the flat vector and which units its rows are."""
+
+    name: str
+    shape: tuple[int, ...]
+    trainable: bool
+    start: int
+    stop: int
+    first_unit: int
+    units: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: `start:measured` of the flat vector is trainable, `measured:stop` rides along."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    start: int
+    measured: int
+    stop: int
+    first_unit: int
+    last_unit: int
+
+    @property
+    def numel(self) -> int:
+        """How many numbers travel with this layer."""
+        return self.stop - self.start
+
+    @property
+    def units(self) -> int:
+        """How many output units this layer has."""
+        return self.last_unit - self.first_unit
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The partition of a model into layers."""
+
+    layers: tuple[Layer, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module, grouping: Grouping = "module") -> Layers:
+        """Group the tensors of any `torch.nn.Module`."""
+        return _lay_out(_group(_travelling(model), grouping))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layers' names, in order."""
+        return tuple(layer.name for layer in self.layers)
+
+    @property
+    def numel(self) -> int:
+        """The length P of the flat vector."""
+        return self.layers[-1].stop
+
+    @property
+    def units(self) -> int:
+        """How many output units there are in all."""
+        return self.layers[-1].last_unit
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per number."""
+        return self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def bytes_per_layer(self) -> Tensor:
+        """What each layer weighs on the wire, int64 [L]."""
+        return torch.tensor([layer.numel * self.itemsize for layer in self.layers], dtype=torch.int64)
+
+    def views(self, flat: Tensor, *, trainable_only: bool = False) -> dict[str, Tensor]:
+        """Name the pieces of a flat vector; the tensors share its memory."""
+        return {
+            entry.name: flat[entry.start : entry.stop].view(entry.shape)
+            for layer in self.layers
+            for entry in layer.entries
+            if entry.trainable or not trainable_only
+        }
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """Copy the travelling tensors of a model into a new flat vector."""
+        flat = torch.empty(self.numel, dtype=self.dtype)
+        tensors = _tensors(model)
+        with torch.no_grad():
+            for name, view in self.views(flat).items():
+                view.copy_(tensors[name])
+        return flat
+
+    def bind(self, model: nn.Module, flat: Tensor) -> None:
+        """Let the model's travelling tensors *be* the flat vector, so that training changes it in place."""
+        for name, view in self.views(flat).items():
+            path, _, attribute = name.rpartition(".")
+            module = model.get_submodule(path)
+            if attribute in module._buffers:
+                module._buffers[attribute] = view
+            else:
+                parameter = module._parameters[attribute]
+                assert parameter is not None
+                parameter.data = view
+
+    def norms(self, flat: Tensor) -> Tensor:
+        """The Euclidean norm of each layer's trainable part, float64 [L]."""
+        return torch.stack([_norm(flat[layer.start : layer.measured]) for layer in self.layers])
+
+
+_CHUNK = 1 << 18
+
+
+def _norm(vector: Tensor) -> Tensor:
+    """A norm in float64, in pieces: the whole vector is never copied."""
+    squares = [piece.double().square().sum() for piece in torch.split(vector, _CHUNK)]
+    return torch.stack(squares).sum().sqrt().cpu()
+
+
+# --- from a module to its layers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Travelling:
+    module: str
+    is_batch_norm: bool
+    name: str
+    tensor: Tensor
+    trainable: bool
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _travelling(model: nn.Module) -> list[_Travelling]:
+    """The tensors that travel, in the order of the modules; a tensor that has two names is kept under its first."""
+    found: list[_Travelling] = []
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        batch_norm = isinstance(module, _NormBase)
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if is_lazy(parameter):
+                raise RecipeError("model", prefix + name, "is not initialised; run the model once on an example input")
+            if parameter.requires_grad:
+                found.append(_Travelling(path, batch_norm, prefix + name, parameter, True))
+        for name, buffer in module._buffers.items():
+            if buffer is None or id(buffer) in seen or name in module._non_persistent_buffers_set:
+                continue
+            seen.add(id(buffer))
+            if buffer.is_floating_point():
+                found.append(_Travelling(path, batch_norm, prefix + name, buffer, False))
+    if not any(item.trainable for item in found):
+        raise RecipeError("model", type(model).__name__, "has no trainable parameter")
+    dtypes = {item.tensor.dtype for item in found}
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        raise RecipeError("model", sorted(map(str, dtypes)), "all travelling tensors need one floating-point dtype")
+    return found
+
+
+def _group(items: list[_Travelling], grouping: Grouping) -> dict[str, list[_Travelling]]:
+    """Give every tensor its layer. What has no layer of its own follows the layer before it."""
+    if isinstance(grouping, str):
+        if grouping not in GROUPINGS:
+            raise RecipeError("layers.grouping", grouping, f"is none of {', '.join(GROUPINGS)} and not a mapping")
+    else:
+        _check_mapping(items, grouping)
+    first = next(_own_layer(item, grouping) for item in items if item.trainable) or "(root)"
+    groups: dict[str, list[_Travelling]] = {}
+    before = first
+    for item in items:
+        layer = _own_layer(item, grouping) if item.trainable else None
+        if layer is None:  # a buffer rides with the last parameter of its module, a BatchNorm with its block
+            siblings = [g for g, members in groups.items() if any(m.module == item.module for m in members)]
+            layer = siblings[-1] if siblings else before
+        groups.setdefault(layer, []).append(item)
+        before = layer
+    return groups
+
+
+def _own_layer(item: _Travelling, grouping: Grouping) -> str | None:
+    """The layer a trainable tensor asks for; None if it joins the one before."""
+    if not isinstance(grouping, str):
+        return next(layer for layer, patterns in grouping.items() if _matches(item.name, patterns))
+    if grouping == "tensor":
+        return item.name
+    if grouping == "block" and item.is_batch_norm:
+        return None
+    return item.module or "(root)"
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(name == p or name.startswith(f"{p}.") or fnmatchcase(name, p) for p in patterns)
+
+
+def _check_mapping(items: list[_Travelling], mapping: Mapping[str, Sequence[str]]) -> None:
+    names = [item.name for item in items if item.trainable]
+    for name in names:
+        owners = [layer for layer, patterns in mapping.items() if _matches(name, patterns)]
+        if len(owners) != 1:
+            problem = "belongs to no layer" if not owners else f"belongs to several layers: {', '.join(owners)}"
+            raise RecipeError("layers.grouping", name, f"this parameter {problem}")
+    for layer, patterns in mapping.items():
+        if not any(_matches(name, patterns) for name in names):
+            raise RecipeError(f"layers.grouping.{layer}", list(patterns), "matches no trainable parameter")
+
+
+def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
+    """Give layers, entries and units their places in the flat vector."""
+    layers: list[Layer] = []
+    offset = unit_offset = 0
+    for layer_name, members in groups.items():
+        start, first_unit = offset, unit_offset
+        unit_starts: dict[tuple[str, int], int] = {}  # (module, rows) -> first unit
+        unit_of_rows: dict[int, int] = {}  # rows -> first unit of the latest such group, for a BatchNorm after it
+        entries: list[Entry] = []
+        placed: list[tuple[_Travelling, int, int]] = []
+        for item in members:
+            rows = item.tensor.shape[0] if item.tensor.ndim else 1
+            unit = unit_starts.get((item.module, rows))
+            if unit is None and item.tensor.ndim == 1:
+                unit = unit_of_rows.get(rows)
+            if unit is None:
+                unit, unit_offset = unit_offset, unit_offset + rows
+            unit_starts[item.module, rows] = unit_of_rows[rows] = unit
+            placed.append((item, unit, rows))
+        placed.sort(key=lambda place: not place[0].trainable)  # stable: the trainable ones first
+        measured = start
+        for item, unit, rows in placed:
+            stop = offset + math.prod(item.tensor.shape)
+            entries.append(Entry(item.name, tuple(item.tensor.shape), item.trainable, offset, stop, unit, rows))
+            offset = stop
+            if item.trainable:
+                measured = stop
+        layers.append(Layer(layer_name, tuple(entries), start, measured, offset, first_unit, unit_offset))
+    return Layers(tuple(layers), next(iter(groups.values()))[0].tensor.dtype)

@@ -1,0 +1,217 @@
+"""What server and clients say to each other, what it weighs on the wire, and the cohort that arrives.
+
+An `Order` goes to one client, a `Reply` comes back. The ledger counts what an algorithm makes travel: layers, unit
+indices, scores, objective state and masks; not the envelope (round, client, size, losses), which is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedstrata.errors import ReplyError
+from fedstrata.layers import Layers
+
+SCHEMA = 1
+"""Version of orders and replies; an engine that puts them on a wire sends it along."""
+
+INDEX_BYTES = 4
+SCORE_DTYPE = torch.float32
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a client is asked to do.
+
+    `train`: train, then send the layers in `mask`, or report `scores` and keep the update, or send `units` of its own
+    choice, as `answer` says. `upload`: send the layers in `mask` of the kept update. `evaluate`: measure the model on
+    the held-out data, or, for the server (`client = SERVER`), on one `part` of a named data set.
+    """
+
+    kind: Literal["train", "upload", "evaluate"]
+    round: int
+    attempt: int
+    client: int
+    model: Tensor | None = None
+    objective_state: Mapping[str, Tensor] = field(default_factory=dict)
+    answer: Literal["layers", "scores", "units"] = "layers"
+    mask: Tensor | None = None
+    work: int = 1
+    """How many local epochs (or steps, if the plan counts steps) to do: fewer for a straggler."""
+    dataset: str = ""
+    part: tuple[int, int] = (0, 1)
+
+    def control_bytes(self) -> int:
+        """What goes down besides the model: the objective's state, and a bit per layer for a mask."""
+        state = sum(tensor.numel() * tensor.itemsize for tensor in self.objective_state.values())
+        return state + (0 if self.mask is None else -(-self.mask.numel() // 8))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answers. `update` has zeros where nothing was sent; `error` says why there is nothing."""
+
+    kind: Literal["train", "upload", "evaluate"]
+    round: int
+    attempt: int
+    client: int
+    size: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sent: Tensor | None = None
+    units: Tensor | None = None
+    update: Tensor | None = None
+    scores: Tensor | None = None
+    stiffness: Tensor | None = None
+    """The mean stiffness of each layer's spring when training ended, for the record only."""
+    part: tuple[int, int] = (0, 1)
+    error: str | None = None
+
+    def upload_bytes(self, layers: Layers) -> Tensor:
+        """What came up of each layer, int64 [L]: whole layers, or units and their indices."""
+        if self.update is None or self.sent is None:
+            return torch.zeros(len(layers), dtype=torch.int64)
+        if self.units is None:
+            return layers.bytes_per_layer() * self.sent
+        per_layer = []
+        for layer in layers.layers:
+            numbers = sum(
+                int(self.units[e.first_unit : e.first_unit + e.units].sum()) * ((e.stop - e.start) // e.units)
+                for e in layer.entries
+            )
+            indices = int(self.units[layer.first_unit : layer.last_unit].sum())
+            per_layer.append(numbers * layers.itemsize + indices * INDEX_BYTES)
+        return torch.tensor(per_layer, dtype=torch.int64)
+
+    def feedback_numbers(self) -> int:
+        """How many scores came up."""
+        return 0 if self.scores is None else self.scores.numel()
+
+
+def check_reply(reply: Reply, order: Order, layers: Layers) -> None:
+    """Refuse a reply that is not what was asked for; the server trusts nothing that a client says."""
+    if reply.error is not None:
+        raise ReplyError(reply.error)
+    for name in ("kind", "round", "attempt", "client"):
+        asked, got = getattr(order, name), getattr(reply, name)
+        if asked != got:
+            raise ReplyError(f"{name} = {got!r}, asked for {asked!r}")
+    if order.kind == "evaluate":
+        return
+    if not isinstance(reply.size, int) or reply.size < 1:
+        raise ReplyError(f"size = {reply.size!r}, must be a positive number of samples")
+    if order.answer == "scores":
+        _check_tensor("scores", reply.scores, (len(layers),), SCORE_DTYPE)
+        assert reply.scores is not None
+        if not is_finite(reply.scores):
+            raise ReplyError("scores are not finite")
+        return
+    if reply.scores is not None:
+        raise ReplyError("scores were sent instead of an update")
+    _check_tensor("update", reply.update, (layers.numel,), layers.dtype)
+    _check_tensor("sent", reply.sent, (len(layers),), torch.bool)
+    assert reply.update is not None
+    assert reply.sent is not None
+    asked_for = order.mask
+    if order.answer == "units":
+        _check_tensor("units", reply.units, (layers.units,), torch.bool)
+        assert reply.units is not None
+        asked_for = layers_with_units(reply.units, layers)
+    elif reply.units is not None:
+        raise ReplyError("units were sent instead of whole layers")
+    if asked_for is None or not torch.equal(reply.sent, asked_for):
+        wrong = zip(layers.names, reply.sent.tolist(), [] if asked_for is None else asked_for.tolist(), strict=False)
+        names = ", ".join(name for name, sent, asked in wrong if sent != asked)
+        raise ReplyError(f"layers {names}: sent without being asked for, or asked for and not sent")
+    if not is_finite(reply.update):
+        raise ReplyError("update is not finite")
+
+
+def layers_with_units(units: Tensor, layers: Layers) -> Tensor:
+    """Which layers a set of units touches, bool [L]."""
+    return torch.stack([units[layer.first_unit : layer.last_unit].any() for layer in layers.layers])
+
+
+def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor is None:
+        raise ReplyError(f"{name} is missing")
+    if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape:
+        raise ReplyError(f"{name} has shape {list(getattr(tensor, 'shape', []))}, expected {list(shape)}")
+    if tensor.dtype != dtype:
+        raise ReplyError(f"{name} has dtype {tensor.dtype}, expected {dtype}")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether every number is finite. A finite sum says so without a mask as large as the tensor."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The round's accepted updates, in client order, and what the weightings ask of them.
+
+    Everything about angles comes from one Gram matrix M_l of the updates per layer, in float64: with p the senders'
+    shares of the data and G_l = Σ p_k Δ_{k,l}, ⟨Δ_k, G⟩ = (M p)_k and ‖G‖² = pᵀ M p.
+    """
+
+    round: int
+    clients: Tensor  # int64 [K]
+    sizes: Tensor  # float64 [K]
+    layers: Layers
+    updates: tuple[Tensor, ...]  # K vectors of P numbers, zero where nothing was sent
+    sent: Tensor  # bool [K, L]
+    model: Tensor  # the global model that the updates start from
+    units: Tensor | None = None  # bool [K, U], where clients picked units
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
+        """The columns start:stop of all updates, float64 [K, c], in blocks that fit into a cache."""
+        width = max(256, (1 << 17) // max(1, len(self)))
+        for first in range(start, stop, width):
+            last = min(first + width, stop)
+            yield first, last, torch.stack([update[first:last] for update in self.updates]).double()
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """M_l = Δ_l Δ_lᵀ over the trainable part of each layer, float64 [L, K, K]."""
+        gram = torch.zeros(len(self.layers), len(self), len(self), dtype=torch.float64)
+        for matrix, layer in zip(gram, self.layers.layers, strict=True):
+            for _, _, block in self.blocks(layer.start, layer.measured):
+                matrix += block @ block.T
+        return gram
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """p_kl: each sender's share of the data among layer l's senders, float64 [K, L]."""
+        mass = self.sizes[:, None] * self.sent
+        return mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+
+    @cached_property
+    def inner_with_mean(self) -> Tensor:
+        """⟨Δ_{k,l}, G_l⟩, float64 [K, L]."""
+        return torch.einsum("lkj,jl->kl", self.gram, self.shares)
+
+    @cached_property
+    def mean_squared(self) -> Tensor:
+        """‖G_l‖², float64 [L]."""
+        return (self.inner_with_mean * self.shares).sum(0).clamp_min(0)
+
+    @cached_property
+    def update_squared(self) -> Tensor:
+        """‖Δ_{k,l}‖², float64 [K, L]."""
+        return self.gram.diagonal(dim1=1, dim2=2).T
+
+    @cached_property
+    def local_norms(self) -> Tensor:
+        """‖w_l + Δ_{k,l}‖, the norm of each client's layer as the server knows it, float64 [K, L]."""
+        squared = torch.zeros(len(self), len(self.layers), dtype=torch.float64)
+        for column, layer in zip(squared.T, self.layers.layers, strict=True):
+            for first, last, block in self.blocks(layer.start, layer.measured):
+                column += (block + self.model[first:last]).square().sum(1)
+        return squared.sqrt()

@@ -1,0 +1,38 @@
+"""FedProx (Li et al., MLSys 2020): one constant spring, F_k(w) + (μ/2) ‖w − w_global‖²."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedstrata.algorithm import State, Tensors
+from fedstrata.checks import require
+from fedstrata.layers import Layers
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """The same μ for every parameter. μ = 0 leaves every tensor free, so it *is* FedAvg."""
+
+    mu: float = 0.01
+
+    refresh: ClassVar[Literal["round"]] = "round"
+    differentiable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, "mu", self.mu, "must be ≥ 0")
+
+    def init(self, layers: Layers) -> State:
+        """Nothing to remember."""
+        return {}
+
+    def stiffness(self, local: Tensors, anchor: Tensors, state: State, layers: Layers) -> Tensors:
+        """c = μ."""
+        return {name: torch.tensor(self.mu, dtype=w.dtype, device=w.device) for name, w in local.items() if self.mu > 0}
+
+    def after_round(self, new: Tensor, old: Tensor, state: State, layers: Layers) -> State:
+        """μ is constant."""
+        return state

@@ -1,0 +1,393 @@
+"""One round, the one equation, and `fit()`.
+
+`fit` is a generator of (state, record): evaluation, history, checkpoints and reports consume it. It knows nothing of
+how orders reach clients; that is `engine.exchange`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata import rng
+from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, State
+from fedstrata.client import one_thread
+from fedstrata.errors import RecipeError, ReplyError, RoundFailed
+from fedstrata.layers import Layers
+from fedstrata.messages import SCORE_DTYPE, Cohort, Order, Reply, check_reply
+from fedstrata.selections._share import resolve_n
+from fedstrata.training import Training
+from fedstrata.weightings.angles import angle
+
+ANSWERS: dict[str, Literal["layers", "scores", "units"]] = {
+    "before": "layers",
+    "after_scores": "scores",
+    "on_client": "units",
+}
+"""What a client is asked for after training, by when the selection decides."""
+
+
+class Engine(Protocol):
+    """Carries orders to clients and replies back: the only difference between engines."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many training samples each existing client has, int64 [N]."""
+        ...
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        """Replies in any order; a client that does not answer has none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `fit` needs to know besides the algorithm."""
+
+    layers: Layers
+    training: Training
+    seed: int = 0
+    record: bool = True
+    """Whether to keep the per-layer figures of every round."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that a later round depends on."""
+
+    round: int
+    model: Tensor
+    objective: State = field(default_factory=dict)
+    weighting: State = field(default_factory=dict)
+    server: State = field(default_factory=dict)
+
+
+@dataclass
+class Ledger:
+    """Bytes of one round, failed attempts included."""
+
+    up: Tensor  # int64 [L]
+    down: Tensor  # int64 [L]
+    feedback_numbers: int = 0
+    control: int = 0
+
+    @property
+    def feedback(self) -> int:
+        """Bytes of the scores that clients report."""
+        return self.feedback_numbers * SCORE_DTYPE.itemsize
+
+    @property
+    def upload(self) -> int:
+        """All that goes up: layers and feedback."""
+        return int(self.up.sum()) + self.feedback
+
+    @property
+    def download(self) -> int:
+        """All that goes down: the model, the objective's state, masks."""
+        return int(self.down.sum()) + self.control
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in a round; rows are the sampled clients in order, NaN where nothing is known."""
+
+    round: int
+    attempt: int
+    clients: np.ndarray  # int64 [K]
+    status: tuple[str, ...]  # "ok", or why there is no update
+    sizes: np.ndarray  # int64 [K]
+    work: np.ndarray  # int64 [K], epochs or steps
+    losses: np.ndarray  # float64 [K], mean task loss while training
+    ledger: Ledger
+    seconds: float
+    layers: dict[str, np.ndarray] = field(default_factory=dict)
+    """Per client and layer [K, L]: angle, smoothed_angle, divergence, weight, mask, mu, norm; and model_angle [K]."""
+
+    @property
+    def train_loss(self) -> float:
+        """The clients' training losses, weighted by size."""
+        known = np.isfinite(self.losses)
+        return float(np.average(self.losses[known], weights=self.sizes[known])) if known.any() else float("nan")
+
+
+def aggregate(model: Tensor, cohort: Cohort, weights: Tensor) -> Tensor:
+    """The one equation: θ_u ← θ_u + Σ_k m_ku w_kl Δ_ku / Σ_j m_ju w_jl; what nobody sent stays as it is."""
+    new = model.clone()
+    for at, layer in enumerate(cohort.layers.layers):
+        weight = weights[:, at] * cohort.sent[:, at]
+        if cohort.units is None:
+            if weight.sum() > 0:
+                share = weight / weight.sum()
+                for first, last, block in cohort.blocks(layer.start, layer.stop):
+                    new[first:last] += (share @ block).to(new.dtype)
+            continue
+        for entry in layer.entries:
+            mass = weight[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
+            share = mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+            rows = new[entry.start : entry.stop].view(entry.units, -1)
+            for k, update in enumerate(cohort.updates):
+                rows += (share[k, :, None] * update[entry.start : entry.stop].view(entry.units, -1)).to(new.dtype)
+    return new
+
+
+def initial_state(model: Tensor, algorithm: Algorithm, clients: int, layers: Layers) -> ServerState:
+    """The server before its first round."""
+    return ServerState(
+        round=0,
+        model=model,
+        objective=algorithm.objective.init(layers),
+        weighting=algorithm.weighting.init(clients, layers),
+        server=algorithm.server.init(layers),
+    )
+
+
+def fit(
+    state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Run the rounds that are left, and yield the state and the record after each."""
+    algorithm = settle(algorithm, plan.training.cohort_size(int((engine.sizes > 0).sum())))
+    while state.round < plan.training.rounds:
+        state, record = _round(state, algorithm, engine, plan)
+        yield state, record
+
+
+def settle(algorithm: Algorithm, cohort: int) -> Algorithm:
+    """Give a selection that takes n of K clients its n, and refuse one that is larger than K."""
+    selection: Any = algorithm.selection
+    if not hasattr(selection, "n"):
+        return algorithm
+    if selection.n is not None and selection.n > cohort:
+        raise RecipeError("algorithm.selection.n", selection.n, f"must be at most the clients of a round, {cohort}")
+    return replace(algorithm, selection=replace(selection, n=resolve_n(selection.n, cohort)))
+
+
+def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan) -> tuple[ServerState, RoundRecord]:
+    started = time.perf_counter()
+    number, layers = state.round + 1, plan.layers
+    nothing = torch.zeros(len(layers), dtype=torch.int64)
+    ledger = Ledger(up=nothing.clone(), down=nothing.clone())
+    for attempt in range(plan.training.attempts):
+        trial = _Attempt(state, algorithm, engine, plan, number, attempt, ledger)
+        trial.run()
+        if trial.enough():
+            break
+    else:
+        raise RoundFailed(
+            f"round {number}: {trial.usable()} of {len(trial.clients)} replies usable after "
+            f"{plan.training.attempts} attempts; {trial.first_problem()}"
+        )
+    with one_thread():
+        cohort = trial.cohort()
+        weights, weighting_state = algorithm.weighting.weigh(cohort, state.weighting)
+        combined = aggregate(state.model, cohort, weights)
+        new, server_state = algorithm.server.step(state.model, combined, state.server, layers)
+        objective_state = algorithm.objective.after_round(new, state.model, state.objective, layers)
+        figures = _figures(trial, cohort, weights, weighting_state) if plan.record else {}
+    record = RoundRecord(
+        round=number,
+        attempt=attempt,
+        clients=trial.clients,
+        status=tuple(trial.status),
+        sizes=engine.sizes[trial.clients],
+        work=trial.work,
+        losses=trial.losses,
+        ledger=ledger,
+        seconds=time.perf_counter() - started,
+        layers=figures,
+    )
+    return ServerState(number, new, objective_state, weighting_state, server_state), record
+
+
+class _Attempt:
+    """One try at a round: sample, order, collect, check."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        algorithm: Algorithm,
+        engine: Engine,
+        plan: Plan,
+        number: int,
+        attempt: int,
+        ledger: Ledger,
+    ) -> None:
+        self.state, self.algorithm, self.engine, self.plan = state, algorithm, engine, plan
+        self.number, self.attempt, self.ledger = number, attempt, ledger
+        training, seed = plan.training, plan.seed
+        self.clients = training.sample(engine.sizes, seed, number, attempt)
+        self.position = {int(client): at for at, client in enumerate(self.clients)}
+        self.work = np.full(len(self.clients), training.full_work, dtype=np.int64)
+        self.losses = np.full(len(self.clients), np.nan)
+        self.status = ["no reply"] * len(self.clients)
+        self.mask: Tensor | None = None
+        if isinstance(algorithm.selection, SelectsBefore):
+            generator = rng.generator(seed, "selection", round=number, attempt=attempt)
+            self.mask = algorithm.selection.draw(len(self.clients), plan.layers, generator)
+        self.slow = training.draw_stragglers(len(self.clients), seed, number, attempt)
+        for at, work in self.slow.items():
+            self.work[at] = work
+        self.trained: dict[int, Reply] = {}
+        self.uploads: dict[int, Reply] = {}
+
+    def run(self) -> None:
+        """Exchange once, or, for a selection that wants scores first, twice."""
+        orders = [order for at in range(len(self.clients)) if (order := self._train_order(at)) is not None]
+        self.trained = self._collect([order for order in orders if self._arrives(order)])
+        for at, reply in self.trained.items():
+            self.losses[at] = reply.metrics.get("loss", np.nan)
+        selection = self.algorithm.selection
+        if not isinstance(selection, SelectsAfterScores):
+            self.uploads = self.trained
+            return
+        if self.trained:
+            ranked = sorted(self.trained)
+            scores = [reply.scores for _, reply in sorted(self.trained.items()) if reply.scores is not None]
+            chosen = selection.choose(torch.stack(scores))
+            for at, row in zip(ranked, chosen, strict=True):
+                self.status[at] = "ok" if row.any() else "ok, nothing chosen"
+            self.uploads = self._collect(
+                [
+                    Order("upload", self.number, self.attempt, int(self.clients[at]), mask=row)
+                    for at, row in zip(ranked, chosen, strict=True)
+                    if row.any()
+                ]
+            )
+
+    def _train_order(self, at: int) -> Order | None:
+        row = None if self.mask is None else self.mask[at]
+        if row is not None and not row.any():
+            self.status[at] = "not selected"  # decided before training: nothing is sent to it and it does nothing
+            return None
+        order = Order(
+            "train",
+            self.number,
+            self.attempt,
+            int(self.clients[at]),
+            model=self.state.model,
+            objective_state=self.state.objective,
+            answer=ANSWERS[self.algorithm.selection.decides],
+            mask=row,
+            work=int(self.work[at]),
+        )
+        self.ledger.down += self.plan.layers.bytes_per_layer()
+        return order
+
+    def _arrives(self, order: Order) -> bool:
+        """Whether the client's answer will be used; what is lost on the way was sent down all the same."""
+        at, training = self.position[order.client], self.plan.training
+        if training.drops_out(self.plan.seed, self.number, self.attempt, order.client):
+            self.status[at] = "dropped out"
+        elif at in self.slow and not training.keep_stragglers:
+            self.status[at] = "straggler, not waited for"
+        else:
+            return True
+        self.ledger.control += order.control_bytes()
+        return False
+
+    def _collect(self, orders: Sequence[Order]) -> dict[int, Reply]:
+        """Exchange, check every reply, and keep the good ones by position."""
+        by_client = {order.client: order for order in orders}
+        self.ledger.control += sum(order.control_bytes() for order in orders)
+        for order in orders:
+            self.status[self.position[order.client]] = "no reply"
+        good: dict[int, Reply] = {}
+        for reply in self.engine.exchange(orders):
+            if reply.client not in by_client:
+                continue  # nobody asked it
+            order = by_client[reply.client]
+            at = self.position[reply.client]
+            try:
+                check_reply(reply, order, self.plan.layers)
+            except ReplyError as problem:
+                self.status[at] = f"refused: {problem}" if reply.error is None else f"failed: {problem}"
+                continue
+            self.status[at] = "ok"
+            self.ledger.up += reply.upload_bytes(self.plan.layers)
+            self.ledger.feedback_numbers += reply.feedback_numbers()
+            good[at] = reply
+        return dict(sorted(good.items()))
+
+    def usable(self) -> int:
+        """How many clients' work counts (a client whose layers were not chosen did its part)."""
+        return sum(status.startswith("ok") for status in self.status)
+
+    def enough(self) -> bool:
+        """Whether the round can go on."""
+        asked = sum(status != "not selected" for status in self.status)
+        return bool(self.uploads) and self.usable() >= self.plan.training.min_replies * asked
+
+    def first_problem(self) -> str:
+        """For the error message: the first client without a usable reply."""
+        for client, status in zip(self.clients, self.status, strict=True):
+            if not status.startswith(("ok", "not selected")):
+                return f"client {client}: {status}"
+        return "nobody sent a layer"
+
+    def cohort(self) -> Cohort:
+        """The accepted updates, in client order."""
+        rows = list(self.uploads.items())
+        units = [reply.units for _, reply in rows if reply.units is not None]
+        return Cohort(
+            round=self.number,
+            clients=torch.from_numpy(self.clients[[at for at, _ in rows]]),
+            sizes=torch.tensor([float(reply.size) for _, reply in rows], dtype=torch.float64),
+            layers=self.plan.layers,
+            updates=tuple(reply.update for _, reply in rows if reply.update is not None),
+            sent=torch.stack([reply.sent for _, reply in rows if reply.sent is not None]),
+            model=self.state.model,
+            units=torch.stack(units) if units else None,
+        )
+
+
+def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: State) -> dict[str, np.ndarray]:
+    """The per-layer record: what the server can tell of every sampled client and layer."""
+    shape = (len(trial.clients), len(cohort.layers))
+    rows = np.array(list(trial.uploads), dtype=np.int64)
+    sent = cohort.sent
+
+    def spread(values: Tensor, known: Tensor) -> np.ndarray:
+        full = np.full(shape, np.nan)
+        full[rows] = torch.where(known, values, torch.nan).numpy()
+        return full
+
+    mass = weights * sent
+    figures = {
+        "angle": spread(angle(cohort.inner_with_mean, cohort.update_squared.sqrt(), cohort.mean_squared.sqrt()), sent),
+        "divergence": spread(cohort.update_squared.sqrt(), sent),
+        "norm": spread(cohort.local_norms, sent),
+        "weight": spread(mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny), torch.ones_like(sent)),
+        "mask": np.zeros(shape),
+        "smoothed_angle": np.full(shape, np.nan),
+        "mu": np.full(shape, np.nan),
+        "model_angle": np.full(shape[0], np.nan),
+    }
+    figures["mask"][rows] = _sent_share(cohort).numpy()
+    whole = angle(
+        (cohort.inner_with_mean * sent).sum(1),
+        (cohort.update_squared * sent).sum(1).sqrt(),
+        (cohort.mean_squared * sent).sum(1).sqrt(),
+    )
+    figures["model_angle"][rows] = whole.numpy()
+    if "smoothed_angle" in weighting_state:  # a table over all clients, [N] or [N, L]
+        smoothed = weighting_state["smoothed_angle"][cohort.clients]
+        figures["smoothed_angle"][rows] = smoothed.reshape(len(rows), -1).expand(-1, shape[1]).numpy()
+    for at, reply in trial.trained.items():
+        if reply.stiffness is not None:
+            figures["mu"][at] = reply.stiffness.numpy()
+        if reply.scores is not None:  # everyone's divergence is known, also of layers that were not chosen
+            figures["divergence"][at] = reply.scores.double().numpy()
+    return figures
+
+
+def _sent_share(cohort: Cohort) -> Tensor:
+    """How much of each layer a client sent: 0 or 1, or the share of its units."""
+    if cohort.units is None:
+        return cohort.sent.double()
+    shares = [cohort.units[:, la.first_unit : la.last_unit].double().mean(1) for la in cohort.layers.layers]
+    return torch.stack(shares, dim=1)

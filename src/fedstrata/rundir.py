@@ -1,0 +1,222 @@
+"""A run directory: everything about a run, for live tables, reports and resume (docs/run-directory.md).
+
+    run.json                 format, versions, what was resolved, the layers, the data
+    recipe.toml              the exact recipe
+    history.jsonl            one line per round, written when the round is whole
+    layers/000001.safetensors    the round's figures per client and layer
+    checkpoints/000001.safetensors  the server's state after the round; the last two are kept
+    lock                     held while a process works here
+
+A round is stored in this order: figures, history line, checkpoint. So a checkpoint has all of its past beside it, and
+resuming drops what is younger than it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import save as save_tensors
+
+from fedstrata.errors import RunDirectoryError
+from fedstrata.experiment import Experiment
+from fedstrata.layers import Layers
+from fedstrata.rounds import RoundRecord, ServerState
+from fedstrata.storage import TEMPORARY, append_line, read_lines, write_whole
+
+FORMAT = 1
+"""Version of the run directory's format."""
+
+_KEPT_CHECKPOINTS = 2
+
+
+def versions() -> dict[str, str]:
+    """What the run's figures may depend on."""
+    from fedstrata import __version__
+
+    return {
+        "fedstrata": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def weights_digest(model: torch.Tensor) -> str:
+    """SHA-256 of the flat model."""
+    return hashlib.sha256(model.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing run directory."""
+        self.path = path
+        if not path.is_dir():
+            raise RunDirectoryError(f"{path} does not exist or is no directory")
+        self.info = self._read_info()
+        self.experiment = self._read_recipe()
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, info: Mapping[str, Any], state: ServerState) -> RunDirectory:
+        """Make a new run directory; it appears complete or not at all."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirectoryError(f"{path} exists and is not empty; use --resume to go on, or another --out")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}{TEMPORARY}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
+            folder.mkdir()
+        content = {"format": FORMAT, "versions": versions(), **info}
+        write_whole(fresh / "run.json", (json.dumps(content, indent=1) + "\n").encode())
+        write_whole(fresh / "recipe.toml", experiment.to_toml().encode())
+        _write_checkpoint(fresh / "checkpoints", state)
+        os.rename(fresh, path)
+        return cls(path)
+
+    def _read_info(self) -> dict[str, Any]:
+        path = self.path / "run.json"
+        try:
+            info = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{self.path} is no run directory: it has no run.json") from None
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+        if not isinstance(info, dict) or info.get("format") != FORMAT:
+            found = info.get("format") if isinstance(info, dict) else info
+            raise RunDirectoryError(f"{path}: format = {found!r}; this version of fedstrata reads format {FORMAT}")
+        return info
+
+    def _read_recipe(self) -> Experiment:
+        path = self.path / "recipe.toml"
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+        return Experiment.parse(table)
+
+    def rewrite_recipe(self, experiment: Experiment) -> None:
+        """Store a changed recipe (a run that is extended)."""
+        write_whole(self.path / "recipe.toml", experiment.to_toml().encode())
+        self.experiment = experiment
+
+    # --- while it runs ------------------------------------------------------------------------------------------
+
+    def store_figures(self, record: RoundRecord) -> None:
+        """Write the round's per-layer figures."""
+        arrays = {name: values.astype(np.float64) for name, values in record.layers.items()}
+        arrays |= {"clients": record.clients, "sizes": record.sizes, "work": record.work, "loss": record.losses}
+        arrays = {name: np.ascontiguousarray(values) for name, values in sorted(arrays.items())}
+        write_whole(self._figures_path(record.round), save_arrays(arrays))
+
+    def append_history(self, line: dict[str, Any]) -> None:
+        """Add the round's line."""
+        append_line(self.path / "history.jsonl", line)
+
+    def store_checkpoint(self, state: ServerState) -> None:
+        """Write the server's state, and forget all but the last ones."""
+        folder = self.path / "checkpoints"
+        _write_checkpoint(folder, state)
+        for old in sorted(folder.glob("*.safetensors"))[:-_KEPT_CHECKPOINTS]:
+            old.unlink()
+
+    def rewind(self, round: int) -> None:
+        """Drop everything younger than a round: what an interrupted process left of the next one."""
+        path = self.path / "history.jsonl"
+        kept = [line for line in read_lines(path) if line["round"] <= round]
+        content = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in kept).encode()
+        if path.exists() and path.read_bytes() != content:
+            write_whole(path, content)
+        for file in (*self.path.glob(f"*/*{TEMPORARY}"), *self.path.glob(f"*{TEMPORARY}")):
+            file.unlink()
+        for file in (self.path / "layers").glob("*.safetensors"):
+            if _number(file) > round:
+                file.unlink()
+
+    # --- afterwards ---------------------------------------------------------------------------------------------
+
+    def history(self) -> list[dict[str, Any]]:
+        """One record per whole round."""
+        return read_lines(self.path / "history.jsonl")
+
+    def figures(self, round: int) -> dict[str, np.ndarray]:
+        """The per-layer figures of a round."""
+        path = self._figures_path(round)
+        try:
+            return dict(load_file(path))
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{self.path} has no per-layer figures of round {round}") from None
+        except (OSError, SafetensorError) as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+
+    def latest(self, layers: Layers | None = None) -> ServerState:
+        """The state after the last checkpoint, checked against its digest and, if given, the model's layout."""
+        checkpoints = sorted((self.path / "checkpoints").glob("*.safetensors"))
+        if not checkpoints:
+            raise RunDirectoryError(f"{self.path}/checkpoints is empty")
+        state = _read_checkpoint(checkpoints[-1])
+        if layers is not None and (len(state.model) != layers.numel or state.model.dtype != layers.dtype):
+            raise RunDirectoryError(
+                f"{checkpoints[-1]} has {len(state.model)} numbers of {state.model.dtype}, "
+                f"the recipe's model {layers.numel} of {layers.dtype}"
+            )
+        return state
+
+    def _figures_path(self, round: int) -> Path:
+        return self.path / "layers" / f"{round:06d}.safetensors"
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split(".")[0])
+
+
+def _write_checkpoint(folder: Path, state: ServerState) -> None:
+    tensors = {"model": state.model}
+    for part in ("objective", "weighting", "server"):
+        tensors |= {f"{part}/{name}": tensor for name, tensor in getattr(state, part).items()}
+    tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    metadata = {"format": str(FORMAT), "round": str(state.round), "sha256": _digest(tensors)}
+    write_whole(folder / f"{state.round:06d}.safetensors", save_tensors(tensors, metadata))
+
+
+def _read_checkpoint(path: Path) -> ServerState:
+    remedy = "delete it to go on from the checkpoint before it"
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise RunDirectoryError(f"checkpoint {path} is damaged: {error}; {remedy}") from None
+    if metadata.get("format") != str(FORMAT):
+        raise RunDirectoryError(f"checkpoint {path}: format = {metadata.get('format')!r}, expected {str(FORMAT)!r}")
+    if "model" not in tensors or metadata.get("sha256") != _digest(tensors):
+        raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
+    parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        if part in parts:
+            parts[part][rest] = tensor
+    return ServerState(int(metadata["round"]), tensors["model"], **parts)
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name}:{tuple(tensors[name].shape)}:{tensors[name].dtype};".encode())
+        digest.update(tensors[name].contiguous().numpy().data)
+    return digest.hexdigest()

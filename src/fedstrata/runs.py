@@ -1,0 +1,420 @@
+"""Running an experiment: consumes `fit()`, evaluates, and keeps the run directory.
+
+run = fedstrata.run("quickstart", algorithm="fedldf", settings={"training.rounds": 5})
+print(run.summary(), run.figures(5)["divergence"])
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fedstrata import experiment as experiments
+from fedstrata.algorithm import Algorithm
+from fedstrata.client import Setup, build_model
+from fedstrata.engines.local import LocalEngine
+from fedstrata.errors import RecipeError, RunDirectoryError
+from fedstrata.evaluation import Figures, evaluate
+from fedstrata.experiment import Experiment, check_accuracy_target
+from fedstrata.layers import Layers
+from fedstrata.rounds import Plan, RoundRecord, ServerState, fit, initial_state, settle
+from fedstrata.rundir import RunDirectory, weights_digest
+from fedstrata.storage import locked
+from fedstrata.tasks.builtin import PYTHON_TASK, build_task
+from fedstrata.tasks.task import ACCURACY, Metric, Task
+
+CHANGEABLE_ON_RESUME = ("training.rounds", "evaluation.target", "evaluation.stop_at_target", "engine.workers")
+"""What may be different when a run goes on: nothing that would change the rounds already run."""
+
+Line = dict[str, Any]
+"""A line of the history."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its task loaded and its model built."""
+
+    experiment: Experiment
+    task: Task
+    algorithm: Algorithm
+    model: nn.Module
+    layers: Layers
+
+    @property
+    def plan(self) -> Plan:
+        """What `fit` needs."""
+        return Plan(self.layers, self.experiment.training, self.experiment.seed, self.experiment.record.layers)
+
+    def engine(self) -> LocalEngine:
+        """The engine the experiment asks for."""
+        config = self.experiment.engine
+        setup = Setup(
+            task=self.task,
+            layers=self.layers,
+            objective=self.algorithm.objective,
+            selection=self.algorithm.selection,
+            training=self.experiment.training,
+            seed=self.experiment.seed,
+            model=self.model,
+            device=config.device,
+            record=self.experiment.record.layers,
+            evaluation_batch=self.experiment.evaluation.batch_size,
+        )
+        return LocalEngine(setup, config.workers)
+
+    def first_state(self) -> ServerState:
+        """The server before round 1."""
+        return initial_state(self.layers.flatten(self.model), self.algorithm, len(self.task.clients), self.layers)
+
+
+def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
+    """Load the data and build the model; everything that can be wrong before the first round is found here."""
+    evaluation = experiment.evaluation
+    if task is None:
+        held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
+        task = build_task(experiment.task, experiment.seed, held_out, data)
+    if task.metric is ACCURACY and evaluation.target is not None:
+        check_accuracy_target(evaluation.target)
+    for name in evaluation.on:
+        if name == "clients" and task.held_out is None:
+            raise RecipeError("evaluation.on", evaluation.on, f"task {task.name!r} has no held-out data of clients")
+        if name != "clients" and name not in task.evaluation:
+            known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
+            raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
+    device = experiment.engine.device
+    if device != "cpu" and not torch.cuda.is_available():
+        raise RecipeError("engine.device", device, "this machine has no CUDA device that torch can use")
+    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
+    if experiment.training.initial_weights is not None:
+        _load_weights(model, experiment.training.initial_weights)
+    wanted, holders = experiment.training.clients_per_round, int((task.sizes() > 0).sum())
+    if wanted is not None and wanted > len(task.clients):
+        raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
+    algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
+    layers = Layers.of(model, experiment.grouping())
+    return Prepared(experiment, task, algorithm, model, layers)
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise RecipeError("training.initial_weights", str(path), f"cannot be read: {error}") from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError("training.initial_weights", str(path), f"does not fit the model: {reason}") from None
+
+
+class Run:
+    """A run and its directory: start it, continue it, look at it."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open a run that exists."""
+        self.directory = RunDirectory(Path(path))
+
+    # --- starting -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        experiment: Experiment,
+        out: str | Path | None = None,
+        *,
+        task: Task | None = None,
+        data: Path | None = None,
+    ) -> tuple[Run, Prepared]:
+        """Check everything, and make the run directory."""
+        if task is not None:
+            experiment = experiment.model_copy(
+                update={"task": experiment.task.model_copy(update={"function": PYTHON_TASK})}
+            )
+        prepared = prepare(experiment, task, data)
+        path = Path(out) if out is not None else default_directory(experiment)
+        RunDirectory.create(path, experiment, _describe(prepared), prepared.first_state())
+        return cls(path), prepared
+
+    def rounds(self, prepared: Prepared | None = None, **sources: Any) -> Iterator[Line]:
+        """Run what is left of the experiment and yield each round's history line when it is stored."""
+        directory = self.directory
+        with ExitStack() as stack:
+            stack.enter_context(locked(directory.path))
+            prepared = prepared or prepare(directory.experiment, **sources)
+            state = directory.latest(prepared.layers)
+            directory.rewind(state.round)
+            past = directory.history()
+            if self._is_over(past, state.round):
+                return
+            upload = past[-1]["upload_total"] if past else 0
+            stored = state.round
+            engine = stack.enter_context(prepared.engine())
+            config, settings = prepared.experiment.evaluation, prepared.experiment.record
+            rounds = prepared.experiment.training.rounds
+            try:
+                for state, record in fit(state, prepared.algorithm, engine, prepared.plan):  # noqa: B020
+                    started = time.perf_counter()
+                    figures: Figures = {}
+                    if record.round % config.every == 0 or record.round == rounds:
+                        seed = prepared.experiment.seed
+                        figures = evaluate(
+                            engine, prepared.task, state.model, config.on, record.round, seed, config.clients
+                        )
+                    upload += record.ledger.upload
+                    seconds = record.seconds + time.perf_counter() - started
+                    line = _line(record, prepared.layers, figures, upload, seconds)
+                    if settings.layers:
+                        directory.store_figures(record)
+                    directory.append_history(line)
+                    over = self._is_over([line], record.round)
+                    if over or record.round % settings.checkpoint_every == 0:
+                        directory.store_checkpoint(state)
+                        stored = state.round
+                    yield line
+                    if over:
+                        return
+            finally:
+                whole = directory.history()
+                if state.round > stored and whole and whole[-1]["round"] == state.round:
+                    directory.store_checkpoint(state)  # Ctrl-C between two checkpoints loses nothing
+
+    def _is_over(self, history: list[Line], round: int) -> bool:
+        experiment = self.directory.experiment
+        if round >= experiment.training.rounds:
+            return True
+        return experiment.evaluation.stop_at_target and self.rounds_to_target(history) is not None
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.directory.path
+
+    @property
+    def experiment(self) -> Experiment:
+        """Its recipe."""
+        return self.directory.experiment
+
+    @property
+    def layer_names(self) -> list[str]:
+        """Its layers."""
+        return [layer["name"] for layer in self.directory.info["layers"]]
+
+    @property
+    def metric(self) -> Metric:
+        """What is measured (by name and direction; the function is the task's)."""
+        metric = self.directory.info["metric"]
+        return Metric(metric["name"], _no_function, metric["direction"])
+
+    def history(self) -> list[Line]:
+        """One line per whole round."""
+        return self.directory.history()
+
+    def figures(self, round: int) -> dict[str, Any]:
+        """The per-layer figures of a round, by name."""
+        return self.directory.figures(round)
+
+    def finished(self) -> bool:
+        """Whether nothing is left to run."""
+        history = self.history()
+        return bool(history) and self._is_over(history, history[-1]["round"]) and self._checkpointed(history)
+
+    def _checkpointed(self, history: list[Line]) -> bool:
+        return bool(self.directory.latest().round == history[-1]["round"])
+
+    def curve(self, history: list[Line] | None = None) -> list[tuple[int, float]]:
+        """The metric over rounds, on the set that decides."""
+        decisive = self.experiment.evaluation.on[0]
+        lines = self.history() if history is None else history
+        name = self.metric.name
+        return [(line["round"], line["metrics"][decisive][name]) for line in lines if decisive in line["metrics"]]
+
+    def rounds_to_target(self, history: list[Line] | None = None) -> int | None:
+        """The first round that reached the target; None if none did (or there is no target)."""
+        target = self.experiment.evaluation.target
+        if target is None:
+            return None
+        return next((round for round, value in self.curve(history) if self.metric.reached(value, target)), None)
+
+    def summary(self) -> dict[str, Any]:
+        """The run in a few figures."""
+        history, metric = self.history(), self.metric
+        curve = self.curve(history)
+        values = [value for _, value in curve]
+        reached = self.rounds_to_target(history)
+        to_target = next((line["upload_total"] for line in history if line["round"] == reached), None)
+        return {
+            "algorithm": self.experiment.label,
+            "seed": self.experiment.seed,
+            "rounds": history[-1]["round"] if history else 0,
+            metric.name: values[-1] if values else None,
+            "best": (max if metric.direction == "max" else min)(values) if values else None,
+            "rounds_to_target": reached,
+            "upload": history[-1]["upload_total"] if history else 0,
+            "upload_to_target": to_target,
+            "weights_sha256": weights_digest(self.directory.latest().model),
+        }
+
+    def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
+        """The trained model."""
+        prepared = prepare(self.experiment, task, data)
+        prepared.layers.bind(prepared.model, self.directory.latest(prepared.layers).model)
+        return prepared.model.eval()
+
+    def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
+        """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
+        state = self.model(task=task, data=data).state_dict()
+        tensors = {name: tensor.detach().clone() for name, tensor in state.items()}
+        metadata = {"experiment": self.experiment.name, "algorithm": self.experiment.label}
+        target = Path(path)
+        if target.exists():
+            raise RunDirectoryError(f"{target} exists; it is not overwritten")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, target, metadata)
+
+
+def _no_function(outputs: Any, targets: Any) -> float:
+    raise RuntimeError("a run directory knows a metric's name, not its function")
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Experiment = "quickstart",
+    *,
+    task: Task | None = None,
+    algorithm: str | Mapping[str, Any] | None = None,
+    settings: Iterable[str] | Mapping[str, Any] = (),
+    seed: int | None = None,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    on_round: Callable[[Line], None] | None = None,
+) -> Run:
+    """Run a recipe to its end, by name, path, table or as an Experiment, or your own Task, and return the Run."""
+    if not isinstance(recipe, Experiment):
+        recipe = experiments.load(recipe, algorithm=algorithm, settings=settings, seed=seed)
+    new, prepared = Run.create(recipe, out, task=task, data=Path(data) if data is not None else None)
+    for line in new.rounds(prepared):
+        if on_round is not None:
+            on_round(line)
+    return new
+
+
+def resume(
+    path: str | Path,
+    *,
+    settings: Iterable[str] | Mapping[str, Any] = (),
+    task: Task | None = None,
+    data: str | Path | None = None,
+    on_round: Callable[[Line], None] | None = None,
+) -> Run:
+    """Continue a run that was stopped, or extend a finished one: `resume(path, settings={"training.rounds": 100})`."""
+    old = reopen(path, settings)
+    for line in old.rounds(task=task, data=Path(data) if data is not None else None):
+        if on_round is not None:
+            on_round(line)
+    return old
+
+
+def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -> Run:
+    """Open a run for continuing it, with the few settings that may change."""
+    old = Run(path)
+    pairs = list(settings.items() if isinstance(settings, Mapping) else map(experiments.parse_setting, settings))
+    if not pairs:
+        return old
+    table = old.experiment.model_dump(mode="json", exclude_none=True)
+    for key, value in pairs:
+        if key not in CHANGEABLE_ON_RESUME:
+            allowed = ", ".join(CHANGEABLE_ON_RESUME)
+            raise RecipeError(key, value, f"cannot change when a run is resumed; only {allowed} can")
+        experiments.set_key(table, key, value)
+    changed = Experiment.parse(table)
+    done = old.directory.latest().round
+    if changed.training.rounds < done:
+        raise RecipeError("training.rounds", changed.training.rounds, f"{done} rounds are already done")
+    with locked(old.path):
+        old.directory.rewrite_recipe(changed)
+    return old
+
+
+def default_directory(experiment: Experiment) -> Path:
+    """`runs/<recipe>-<algorithm>-s<seed>-<time>`, with a number behind it if that is taken."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{experiment.name}-{experiment.label}-s{experiment.seed}-{stamp}"
+    base = Path("runs") / name
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{name}-{number}")
+    return path
+
+
+def _describe(prepared: Prepared) -> dict[str, Any]:
+    """What run.json says of the experiment besides the recipe."""
+    task = prepared.task
+    notes = dict(task.notes)
+    if len(notes.get("table", ())) > 1000:
+        del notes["table"]
+    return {
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "resolved": {"trainer": "client", "threads": 1, "dtype": str(prepared.layers.dtype).removeprefix("torch.")},
+        "metric": {"name": task.metric.name, "direction": task.metric.direction},
+        "clients": len(task.clients),
+        "layers": [
+            {
+                "name": layer.name,
+                "tensors": [entry.name for entry in layer.entries],
+                "trainable": layer.measured - layer.start,
+                "numbers": layer.numel,
+                "units": layer.units,
+                "bytes": layer.numel * prepared.layers.itemsize,
+            }
+            for layer in prepared.layers.layers
+        ],
+        "data": notes,
+    }
+
+
+def _line(record: RoundRecord, layers: Layers, figures: Figures, upload_total: int, seconds: float) -> Line:
+    """A round as its history line."""
+    ledger = record.ledger
+    lost = [
+        {"client": int(client), "why": status}
+        for client, status in zip(record.clients, record.status, strict=True)
+        if not status.startswith("ok") and status != "not selected"
+    ]
+    evaluated = figures.get("clients", {}).get("clients", 0.0)
+    return {
+        "round": record.round,
+        "attempt": record.attempt,
+        "clients": len(record.clients),
+        "replies": sum(status.startswith("ok") for status in record.status),
+        "lost": lost,
+        "train_loss": _finite(record.train_loss),
+        "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in figures.items()},
+        "bytes": {
+            "up": ledger.up.tolist(),
+            "down": ledger.down.tolist(),
+            "feedback": ledger.feedback,
+            "feedback_numbers": ledger.feedback_numbers,
+            "control": ledger.control,
+            "evaluation": int(evaluated) * layers.numel * layers.itemsize,
+        },
+        "upload": ledger.upload,
+        "download": ledger.download,
+        "upload_total": upload_total,
+        "seconds": round(seconds, 4),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,23 @@
+"""Every client of the round uploads every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.layers import Layers
+
+
+@dataclass(frozen=True)
+class Everything:
+    """m = 1."""
+
+    decides: ClassVar[Literal["before"]] = "before"
+
+    def draw(self, clients: int, layers: Layers, generator: np.random.Generator) -> Tensor:
+        """All of it."""
+        return torch.ones(clients, len(layers), dtype=torch.bool)

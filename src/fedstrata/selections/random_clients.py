@@ -1,0 +1,30 @@
+"""HDFL: n clients drawn at random upload all their layers, the others nothing (FedLDF's baseline)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.layers import Layers
+from fedstrata.selections._share import check_n, resolve_n
+
+
+@dataclass(frozen=True)
+class RandomClients:
+    """`n` clients; by default a fifth of the round's."""
+
+    n: int | None = None
+
+    decides: ClassVar[Literal["before"]] = "before"
+
+    def __post_init__(self) -> None:
+        check_n(self.n)
+
+    def draw(self, clients: int, layers: Layers, generator: np.random.Generator) -> Tensor:
+        """The same n clients in every column."""
+        chosen = torch.from_numpy(generator.permutation(clients) < resolve_n(self.n, clients))
+        return chosen[:, None].expand(clients, len(layers)).contiguous()

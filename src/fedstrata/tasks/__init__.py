@@ -1,0 +1,1 @@
+"""What is learned: data sets, partitions, models, and a user's own."""

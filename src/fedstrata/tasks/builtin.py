@@ -1,0 +1,206 @@
+"""From a recipe's `[task]` to a `Task`: a data set, a partition and a model, each ours or the user's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedstrata import rng
+from fedstrata.algorithms import build_dataclass, find, import_object
+from fedstrata.checks import BadValue
+from fedstrata.errors import MISSING, DataError, RecipeError
+from fedstrata.tasks import datasets
+from fedstrata.tasks.models import MODELS
+from fedstrata.tasks.partitions import PARTITIONS, Partition
+from fedstrata.tasks.task import Samples, Task, as_data
+
+
+class TaskConfig(BaseModel):
+    """The `[task]` table of a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dataset: str = Field("mnist-mini", description="a name, or module:function giving ((x, y), (x, y)), train and test")
+    inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
+    validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
+    partition: dict[str, Any] = Field(default_factory=lambda: {"name": "iid", "clients": 10})
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"})
+    function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
+
+
+PYTHON_TASK = "python"
+"""What `task.function` says when the Task was handed over in Python."""
+
+
+@dataclass(frozen=True)
+class ClientShards(Sequence[Samples]):
+    """Every client's part of one data set, made when asked for: a hundred thousand clients cost nothing.
+
+    With a `held_out` share, each client's own samples are split, at random and for good, into a part to train on and
+    a part to be evaluated on; `part` says which one this is.
+    """
+
+    whole: Samples
+    partition: Partition
+    seed: int = 0
+    held_out: float = 0.0
+    part: Literal["train", "held_out"] = "train"
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    def __getitem__(self, client: int) -> Samples:  # type: ignore[override]
+        rows = self.partition[client]
+        if self.held_out:
+            rows = rng.generator(self.seed, "held-out", client=client).permutation(rows)
+            count = int(self._held_out_sizes(np.array([len(rows)]))[0])
+            rows = rows[:count] if self.part == "held_out" else rows[count:]
+        return Samples(self.whole.inputs, self.whole.targets, rows)
+
+    def _held_out_sizes(self, sizes: np.ndarray) -> np.ndarray:
+        """The share, rounded, but at least one sample on either side where there are two."""
+        return np.where(sizes >= 2, np.clip(np.round(sizes * self.held_out), 1, np.maximum(sizes - 1, 1)), 0)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Each client's number of samples."""
+        sizes = self.partition.sizes
+        if not self.held_out:
+            return sizes
+        held_out = self._held_out_sizes(sizes).astype(np.int64)
+        return held_out if self.part == "held_out" else sizes - held_out
+
+
+def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path | None = None) -> Task:
+    """Load, partition, and put together what the recipe names."""
+    if config.function is not None:
+        return _users_task(config)
+    train, test, class_names, source = _load(config, data)
+    evaluation: dict[str, Any] = {"test": test}
+    labels = train.targets.numpy()
+    rows = np.arange(len(labels))
+    if config.validation:
+        if config.validation >= len(rows):
+            raise RecipeError("task.validation", config.validation, f"must be below the {len(rows)} training samples")
+        rows = rng.generator(seed, "validation").permutation(rows)
+        evaluation["validation"] = Samples(train.inputs, train.targets, rows[: config.validation])
+        rows = np.sort(rows[config.validation :])
+    partition = _partition(config.partition, labels[rows], seed)
+    partition = Partition(rows[partition.indices], partition.offsets)
+    evaluation["train"] = Samples(train.inputs, train.targets, partition.indices)
+    notes: dict[str, Any] = {"dataset": config.dataset, "source": source}
+    if labels.ndim == 1 and not np.issubdtype(labels.dtype, np.floating):
+        notes |= {"class_names": list(class_names), "table": partition.table(labels, len(class_names)).tolist()}
+    return Task(
+        model=_model_factory(config.model, tuple(train.inputs.shape[1:]), len(class_names)),
+        clients=ClientShards(train, partition, seed, held_out, "train"),
+        held_out=ClientShards(train, partition, seed, held_out, "held_out") if held_out else None,
+        evaluation=evaluation,
+        name=config.dataset,
+        notes=notes,
+    )
+
+
+def _users_task(config: TaskConfig) -> Task:
+    assert config.function is not None
+    if config.function == PYTHON_TASK:
+        raise RecipeError("task.function", PYTHON_TASK, "this run's Task was given in Python; give it again there")
+    task = import_object(config.function, "task.function")(**config.options)
+    if not isinstance(task, Task):
+        raise RecipeError("task.function", config.function, f"gave a {type(task).__name__}, not a fedstrata.Task")
+    return task
+
+
+def _load(config: TaskConfig, data: Path | None) -> tuple[Samples, Samples, Sequence[str], str]:
+    if ":" in config.dataset:
+        try:
+            train, test = import_object(config.dataset, "task.dataset")()
+        except (TypeError, ValueError) as error:
+            raise RecipeError("task.dataset", config.dataset, f"must give ((x, y), (x, y)): {error}") from None
+        train, test = as_data(train, "train"), as_data(test, "test")
+        if not isinstance(train, Samples) or not isinstance(test, Samples):
+            raise RecipeError("task.dataset", config.dataset, "must give tensors; use task.function for a Dataset")
+        integer = not train.targets.is_floating_point() and train.targets.ndim == 1
+        classes = int(train.targets.max()) + 1 if integer else 1
+        return train, test, [str(c) for c in range(classes)], config.dataset
+    if config.dataset not in datasets.NAMES:
+        raise RecipeError("task.dataset", config.dataset, f"unknown; there are: {', '.join(datasets.NAMES)}")
+    loaded = datasets.load(config.dataset, data)
+    scale = _scaling(loaded.train_images, config.inputs)
+    train = Samples(scale(loaded.train_images), loaded.train_labels)
+    test = Samples(scale(loaded.test_images), loaded.test_labels)
+    return train, test, loaded.class_names, loaded.source
+
+
+def _scaling(images: Tensor, inputs: str) -> Callable[[Tensor], Tensor]:
+    """Bytes to floats: [0, 1], or with the training images' mean and standard deviation per channel taken out."""
+    if inputs == "unit":
+        return lambda pixels: pixels.float().div_(255)
+    channels = images.shape[1]
+    # Counting each byte is exact and needs no copy of the images as floats.
+    counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(channels)]).double()
+    values = torch.arange(256, dtype=torch.float64)
+    share = counts / counts.sum(1, keepdim=True)
+    mean = share @ values
+    std = (share @ values.square() - mean.square()).sqrt()
+    shape = (1, channels, 1, 1)
+    return lambda pixels: pixels.float().sub_(mean.float().view(shape)).div_(std.float().view(shape))
+
+
+def _partition(table: Mapping[str, Any], labels: np.ndarray, seed: int) -> Partition:
+    scheme = build_partition(table)
+    try:
+        partition = scheme.split(labels, rng.generator(seed, "partition"))
+    except BadValue as error:
+        raise RecipeError(f"task.partition.{error.field}", error.value, error.problem) from None
+    except ValueError as error:
+        raise RecipeError("task.partition", table.get("name"), str(error)) from None
+    if not isinstance(partition, Partition):
+        partition = Partition.from_lists([np.asarray(rows) for rows in partition])
+    if len(partition) == 0 or not (partition.sizes > 0).any():
+        raise DataError(f"task.partition = {table.get('name')!r}: no client has any sample")
+    return partition
+
+
+def build_partition(table: Mapping[str, Any]) -> Any:
+    """The partition scheme that a recipe's `[task.partition]` names."""
+    options = dict(table)
+    if "name" not in options:
+        raise RecipeError("task.partition.name", MISSING, f"is missing; there are: {', '.join(PARTITIONS)}")
+    scheme = find("task.partition", options.pop("name"), PARTITIONS)
+    return build_dataclass(scheme, options, "task.partition")
+
+
+def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    """Our models take the input's shape and the number of classes; a user's takes of these what it has a name for."""
+    options = dict(table)
+    if "name" not in options:
+        raise RecipeError("task.model.name", MISSING, f"is missing; there are: {', '.join(MODELS)}")
+    name = options.pop("name")
+    factory = find("task.model", name, MODELS)
+    accepted = inspect.signature(factory).parameters
+    given = {key: value for key, value in (("input_shape", shape), ("classes", classes)) if key in accepted}
+    for key, value in options.items():
+        anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+        if key in given or (key not in accepted and not anything):
+            raise RecipeError(f"task.model.{key}", value, f"{name} has no such option")
+
+    def make() -> nn.Module:
+        try:
+            model = factory(**given, **options)
+        except (TypeError, ValueError) as error:
+            raise RecipeError("task.model", dict(table), str(error)) from None
+        if not isinstance(model, nn.Module):
+            raise RecipeError("task.model.name", name, f"gave a {type(model).__name__}, not a torch.nn.Module")
+        return model
+
+    return make

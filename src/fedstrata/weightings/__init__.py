@@ -1,0 +1,17 @@
+"""Axis 3: how much an upload counts. One rule a file; a new one is a file, a line here, and a test."""
+
+from __future__ import annotations
+
+from fedstrata.weightings.fedadp import FedAdp
+from fedstrata.weightings.fedlayerwise import FedLayerWise
+from fedstrata.weightings.sample_size import SampleSize
+from fedstrata.weightings.uniform import Uniform
+
+WEIGHTINGS = {
+    "sample_size": SampleSize,
+    "uniform": Uniform,
+    "fedadp": FedAdp,
+    "fedlayerwise": FedLayerWise,
+}
+
+__all__ = ["WEIGHTINGS", "FedAdp", "FedLayerWise", "SampleSize", "Uniform"]

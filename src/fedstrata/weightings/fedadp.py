@@ -1,0 +1,54 @@
+"""FedAdp (Wu and Wang): a client counts more the smaller the angle between its update and the average update.
+
+G = Σ_k p_k Δ_k with p_k = n_k / Σn; θ_k is the angle between G and Δ_k over the whole model, θ̃_k its running mean,
+and ψ_k ∝ n_k exp f(θ̃_k) (eq 10). With partial uploads G_l averages layer l's senders, θ_k compares over the layers
+that k sent, and who sent nothing keeps angle and count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstrata.algorithm import State
+from fedstrata.checks import require
+from fedstrata.layers import Layers
+from fedstrata.messages import Cohort
+from fedstrata.weightings.angles import Smoothing, angle, importance, smooth
+
+
+@dataclass(frozen=True)
+class FedAdp:
+    """One angle per client."""
+
+    alpha: float = 5.0
+    smoothing: Smoothing = "participation"
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, "alpha", self.alpha, "must be > 0")
+
+    def init(self, clients: int, layers: Layers) -> State:
+        """No angle seen yet."""
+        return {
+            "smoothed_angle": torch.zeros(clients, dtype=torch.float64),
+            "count": torch.zeros(clients, dtype=torch.int64),
+        }
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
+        """ψ_k, the same for every layer."""
+        sent, who = cohort.sent, cohort.clients
+        inner = (cohort.inner_with_mean * sent).sum(1)  # ⟨Δ_k, G⟩ over the layers that k sent
+        norm_mean = (cohort.mean_squared * sent).sum(1).sqrt()  # ‖G‖ over the same layers
+        norm_update = (cohort.update_squared * sent).sum(1).sqrt()
+        now = angle(inner, norm_update, norm_mean)
+
+        took_part = sent.any(1)
+        before, count = state["smoothed_angle"][who], state["count"][who]
+        smoothed = torch.where(took_part, smooth(before, count, now, cohort.round, self.smoothing), before)
+        psi = cohort.sizes * torch.exp(importance(smoothed, self.alpha))
+        return psi[:, None].expand(-1, len(cohort.layers)), {
+            "smoothed_angle": state["smoothed_angle"].index_put((who,), smoothed),
+            "count": state["count"].index_put((who,), count + took_part),
+        }

