@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedstrata.cli.data import app
 from fedstrata.errors import DataError, MissingExtra
-from fedstrata.tasks import datasets
+from fedstrata.tasks import datasets, fetching
 
 TRAIN, TEST = 20, 10
 
@@ -152,7 +152,7 @@ def test_mnist_mini_is_embedded_and_balanced():
     assert mini.train_images.dtype == torch.uint8
     assert mini.train_labels.dtype == torch.int64
     assert datasets.mini_path().stat().st_size < 3_000_000
-    assert datasets.get("mnist-mini") == datasets.mini_path()
+    assert fetching.get("mnist-mini") == datasets.mini_path()
 
 
 # --- idx
@@ -440,7 +440,7 @@ def make_zip(path, members):
 def test_get_from_archives(tmp_path, make, file_name, prefix):
     members = {prefix + name: content for name, content in idx_contents().items()}
     archive = make(tmp_path / file_name, {"readme": b"hello", **members})
-    place = datasets.get("mnist", archive, tmp_path / "data")
+    place = fetching.get("mnist", archive, tmp_path / "data")
     assert place == tmp_path / "data" / "mnist"
     assert sorted(path.name for path in place.iterdir()) == sorted(idx_contents())
     assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
@@ -453,18 +453,18 @@ def test_get_prefers_the_folder_with_the_sets_name(tmp_path, monkeypatch):
     write_idx(tmp_path / "in" / "a" / "MNIST" / "raw")
     write_idx(tmp_path / "in" / "a" / "FashionMNIST" / "raw")
     (tmp_path / "in" / "a" / "FashionMNIST" / "raw" / IMAGES).write_bytes(idx(np.ones((TRAIN, 28, 28))))
-    datasets.get("mnist", tmp_path / "in", tmp_path / "data")
+    fetching.get("mnist", tmp_path / "in", tmp_path / "data")
     assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
-    datasets.get("fashion-mnist", tmp_path / "in", tmp_path / "data")
+    fetching.get("fashion-mnist", tmp_path / "in", tmp_path / "data")
     assert datasets.load("fashion-mnist", tmp_path / "data").train_images.float().mean() == 1
 
 
 def test_get_image_folders_and_parquet_from_folders(tmp_path):
     write_image_folders(tmp_path / "in" / "CIFAR-10-images", "jpg", "JPEG")
-    datasets.get("cifar10", tmp_path / "in", tmp_path / "data")
+    fetching.get("cifar10", tmp_path / "in", tmp_path / "data")
     assert datasets.load("cifar10", tmp_path / "data").source.startswith("image files")
     write_parquet(tmp_path / "hub" / "plain_text")
-    datasets.get("cifar10", tmp_path / "hub", tmp_path / "data")  # replaces a sound set with another sound one
+    fetching.get("cifar10", tmp_path / "hub", tmp_path / "data")  # replaces a sound set with another sound one
     assert_is_the_set(datasets.load("cifar10", tmp_path / "data"), (3, 32, 32))
 
 
@@ -473,7 +473,7 @@ def test_get_never_replaces_a_sound_set_with_a_bad_one(tmp_path):
     bad = write_idx(tmp_path / "bad" / "raw")
     (bad / IMAGES).write_bytes(b"bad")
     with pytest.raises(DataError, match=f"{bad}/{IMAGES}: magic number"):
-        datasets.get("mnist", tmp_path / "bad", tmp_path / "data")
+        fetching.get("mnist", tmp_path / "bad", tmp_path / "data")
     assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mnist"]
 
@@ -483,7 +483,7 @@ def test_get_never_replaces_a_sound_set_with_a_bad_one(tmp_path):
 def test_archive_members_that_would_land_elsewhere_are_refused(tmp_path, make, escape):
     archive = make(tmp_path / "bad.tgz", {escape: b"boo", **idx_contents()})
     with pytest.raises(DataError, match="not an archive that can be unpacked") as caught:
-        datasets.get("mnist", archive, tmp_path / "data" / "deeper")
+        fetching.get("mnist", archive, tmp_path / "data" / "deeper")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("escaped"))
     assert not (tmp_path / "data" / "deeper" / "mnist").exists()
@@ -491,7 +491,7 @@ def test_archive_members_that_would_land_elsewhere_are_refused(tmp_path, make, e
 
 def test_zip_members_stay_inside(tmp_path):
     archive = make_zip(tmp_path / "bad.zip", {"../../escaped": b"boo", **idx_contents()})
-    datasets.get("mnist", archive, tmp_path / "data")
+    fetching.get("mnist", archive, tmp_path / "data")
     assert not list(tmp_path.rglob("escaped"))
 
 
@@ -511,7 +511,7 @@ def test_sources_that_are_no_archives(tmp_path, content, message):
     if content is not None:
         source.write_bytes(content)
     with pytest.raises(DataError, match=rf"thing\.tgz: .*{message}") as caught:
-        datasets.get("mnist", source, tmp_path / "data")
+        fetching.get("mnist", source, tmp_path / "data")
     assert "\n" not in str(caught.value)
 
 
@@ -519,25 +519,25 @@ def test_incomplete_sources_are_named_as_the_user_knows_them(tmp_path):
     members = {f"package/{name}": content for name, content in idx_contents().items() if name != LABELS}
     archive = make_tar(tmp_path / "mnist.tgz", members)
     with pytest.raises(DataError, match=f"^{archive}/package: {LABELS} is missing$"):
-        datasets.get("mnist", archive, tmp_path / "data")
+        fetching.get("mnist", archive, tmp_path / "data")
 
 
 def test_a_failed_exchange_keeps_the_old_set(tmp_path):
     old = write_idx(tmp_path / "data" / "mnist")
     with pytest.raises(OSError, match="no-such-folder"):
-        datasets._put_in_place(tmp_path / "no-such-folder", old, tmp_path / "aside")
+        fetching._put_in_place(tmp_path / "no-such-folder", old, tmp_path / "aside")
     assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
 
 
 def test_sources_without_the_set(tmp_path):
     with pytest.raises(DataError, match="no files of mnist in it"):
-        datasets.get("mnist", make_tar(tmp_path / "other.tgz", {"readme": b"hello"}), tmp_path / "data")
+        fetching.get("mnist", make_tar(tmp_path / "other.tgz", {"readme": b"hello"}), tmp_path / "data")
 
 
 def test_a_data_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "data").write_text("a file")
     with pytest.raises(DataError, match="data: "):
-        datasets.get("mnist", write_idx(tmp_path / "in"), tmp_path / "data")
+        fetching.get("mnist", write_idx(tmp_path / "in"), tmp_path / "data")
 
 
 def test_get_from_the_hub(tmp_path, monkeypatch):
@@ -550,7 +550,7 @@ def test_get_from_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     for _ in ("downloads", "keeps what is there"):
-        assert datasets.get("mnist", None, tmp_path) == tmp_path / "mnist"
+        assert fetching.get("mnist", None, tmp_path) == tmp_path / "mnist"
     assert asked == [("ylecun/mnist", "dataset", "*.parquet")]
     assert_is_the_set(datasets.load("mnist", tmp_path), (1, 28, 28))
 
@@ -564,8 +564,8 @@ def test_an_unreachable_hub_gives_hints(tmp_path, monkeypatch, name, error):
         raise error
 
     monkeypatch.setattr(hub, "snapshot_download", fail)
-    with pytest.raises(datasets.HubUnreachable, match=f"^{name}: the hub could not be reached") as caught:
-        datasets.get(name, None, tmp_path / "data")
+    with pytest.raises(fetching.HubUnreachable, match=f"^{name}: the hub could not be reached") as caught:
+        fetching.get(name, None, tmp_path / "data")
     assert "\n" not in str(caught.value)
     assert any(hint.startswith(f"fedstrata data get {name} --from ") for hint in caught.value.hints)
     assert not list((tmp_path / "data").iterdir())
@@ -574,7 +574,7 @@ def test_an_unreachable_hub_gives_hints(tmp_path, monkeypatch, name, error):
 def test_the_hub_needs_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtra, match="getting data from the hub needs"):
-        datasets.get("mnist", None, tmp_path)
+        fetching.get("mnist", None, tmp_path)
 
 
 # --- the command line

@@ -71,9 +71,9 @@ def get(name: Name, source: Source = None, data: Directory = None) -> None:
 
     fedstrata data get fashion-mnist --from dataset-fashion-mnist_*.deb --data ./data
     """
-    from fedstrata.tasks import datasets
+    from fedstrata.tasks import datasets, fetching
 
-    place = datasets.get(name, source, data)
+    place = fetching.get(name, source, data)
     if name == datasets.MINI:
         print(f"{name} is embedded in fedstrata: nothing to get")
     else:
