@@ -105,6 +105,7 @@ class Client:
     def _train(self, order: Order, buffer: Tensor | None) -> Reply:
         setup, layers = self.setup, self.setup.layers
         assert order.model is not None
+        self._forget_other_rounds(order)
         data = setup.task.client(order.client)
         anchor = order.model.to(self.device)
         flat = anchor.clone()
@@ -134,6 +135,11 @@ class Client:
         assert order.mask is not None
         _keep_layers(update, order.mask, layers)
         return replace(reply, update=update, sent=order.mask)
+
+    def _forget_other_rounds(self, order: Order) -> None:
+        """An update that nobody asked for in its own round is of no more use."""
+        now = (order.round, order.attempt)
+        self._kept = {client: kept for client, kept in self._kept.items() if (kept.round, kept.attempt) == now}
 
     def _fit_locally(self, data: Data, flat: Tensor, anchor: Tensor, order: Order) -> tuple[float, _Spring]:
         setup, model = self.setup, self._bound(flat)

@@ -126,12 +126,9 @@ class Layers:
         for name, view in self.views(flat).items():
             path, _, attribute = name.rpartition(".")
             module = model.get_submodule(path)
-            if attribute in module._buffers:
-                module._buffers[attribute] = view
-            else:
-                parameter = module._parameters[attribute]
-                assert parameter is not None
-                parameter.data = view
+            tensor = module._parameters.get(attribute, module._buffers.get(attribute))
+            assert tensor is not None
+            tensor.data = view  # the tensor stays the same object, so whoever shares it sees the change
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each layer's trainable part, float64 [L]."""
@@ -199,16 +196,16 @@ def _group(items: list[_Travelling], grouping: Grouping) -> dict[str, list[_Trav
             raise RecipeError("layers.grouping", grouping, f"is none of {', '.join(GROUPINGS)} and not a mapping")
     else:
         _check_mapping(items, grouping)
-    first = next(_own_layer(item, grouping) for item in items if item.trainable) or "(root)"
+    first = next(item for item in items if item.trainable)
+    before = _own_layer(first, grouping) or first.module  # what opens the model has no layer before it
     groups: dict[str, list[_Travelling]] = {}
-    before = first
+    layer_of_module: dict[str, str] = {}  # of its last parameter
     for item in items:
-        layer = _own_layer(item, grouping) if item.trainable else None
-        if layer is None:  # a buffer rides with the last parameter of its module, a BatchNorm with its block
-            siblings = [g for g, members in groups.items() if any(m.module == item.module for m in members)]
-            layer = siblings[-1] if siblings else before
-        groups.setdefault(layer, []).append(item)
-        before = layer
+        if item.trainable:
+            before = layer_of_module[item.module] = _own_layer(item, grouping) or before
+        else:
+            before = layer_of_module.get(item.module, before)
+        groups.setdefault(before, []).append(item)
     return groups
 
 

@@ -121,6 +121,10 @@ def check_reply(reply: Reply, order: Order, layers: Layers) -> None:
         _check_tensor("units", reply.units, (layers.units,), torch.bool)
         assert reply.units is not None
         asked_for = layers_with_units(reply.units, layers)
+        for entry in (entry for layer in layers.layers for entry in layer.entries):
+            unsent = ~reply.units[entry.first_unit : entry.first_unit + entry.units]
+            if reply.update[entry.start : entry.stop].view(entry.units, -1)[unsent].any():
+                raise ReplyError(f"{entry.name} has numbers in units that were not sent")
     elif reply.units is not None:
         raise ReplyError("units were sent instead of whole layers")
     if asked_for is None or not torch.equal(reply.sent, asked_for):

@@ -49,11 +49,14 @@ class FedLap:
         """c = q λ_{l,j}, or λ_{l,j}^((1−q)/q); a weight none of whose neurons turned is free."""
         unit = 1 if self.units == "input" else 0
         weights = {name: w for name, w in local.items() if w.ndim >= 2 and self.q > 0}
-        turned = {name: _one_minus_cosine(w, anchor[name], unit) for name, w in weights.items()}
-        if self.form == "exponent":
-            power = (1 - self.q) / self.q if self.q else 0.0
-            return {name: turn**power for name, turn in turned.items() if power == 0 or turn.any()}
-        return {name: self.q * turn for name, turn in turned.items() if turn.any()}
+        turns = {name: _one_minus_cosine(w, anchor[name], unit) for name, w in weights.items()}
+        if self.form == "factor":
+            return {name: self.q * turn for name, turn in turns.items() if turn.any()}
+        power = (1 - self.q) / self.q if self.q else 0.0
+        if power == 0:
+            return {name: torch.ones_like(turn) for name, turn in turns.items()}
+        # Where λ = 0 the power has no finite slope for power < 1, and λ does not depend on w to first order anyway.
+        return {n: torch.where(t > 0, t.where(t > 0, 1.0) ** power, 0.0) for n, t in turns.items() if t.any()}
 
     def after_round(self, new: Tensor, old: Tensor, state: State, layers: Layers) -> State:
         """λ lives within a round."""
@@ -64,7 +67,13 @@ def _one_minus_cosine(w: Tensor, a: Tensor, unit: int) -> Tensor:
     """λ per unit, shaped to broadcast; 0 where nothing changed or both are zero, 1 where one is."""
     dims = [d for d in range(w.ndim) if d != unit]
     moved = (w != a).any(dim=dims, keepdim=True)
-    dot = (w * a).sum(dims, keepdim=True)
-    lengths = w.square().sum(dims, keepdim=True) * a.square().sum(dims, keepdim=True)
-    cosine = torch.where(lengths > 0, dot / lengths.clamp_min(torch.finfo(w.dtype).tiny).sqrt(), 0.0)
+    cosine = (_unit_vectors(w, dims) * _unit_vectors(a, dims)).sum(dims, keepdim=True)
     return torch.where(moved, (1 - cosine).clamp(0, 2), 0.0)
+
+
+def _unit_vectors(w: Tensor, dims: list[int]) -> Tensor:
+    """Each vector divided by its length, in two steps, so that the squares of small numbers do not vanish."""
+    largest = w.detach().abs().amax(dims, keepdim=True)
+    scaled = torch.where(largest > 0, w / largest.where(largest > 0, 1.0), 0.0)
+    length = scaled.square().sum(dims, keepdim=True)
+    return scaled / length.where(length > 0, 1.0).sqrt()

@@ -38,7 +38,7 @@ class NeuronPruning:
                     rows = update[entry.start : entry.stop].view(entry.units, -1).double()
                     first = entry.first_unit - layer.first_unit
                     change[first : first + entry.units] += rows.square().sum(1).cpu()
-            kept = max(1, int(self.share * layer.units + 1e-9))  # 0.3 · 10 is 2.999…
+            kept = max(1, int(self.share * layer.units + 1e-9))  # 0.29 · 100 is 28.999…
             order = torch.sort(change, descending=True, stable=True).indices
             picked[layer.first_unit + order[:kept]] = True
         return picked

@@ -1,0 +1,390 @@
+"""What a layer is, on all kinds of models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers_math import Tiny
+from torch import Tensor, nn
+
+from fedstrata.errors import RecipeError
+from fedstrata.layers import Layers
+
+
+def names(model: nn.Module, grouping: object = "module") -> dict[str, list[str]]:
+    """Layer → tensors, parameters before what rides along."""
+    layers = Layers.of(model, grouping)  # type: ignore[arg-type]
+    check_layout(layers)
+    return {layer.name: [entry.name for entry in layer.entries] for layer in layers.layers}
+
+
+def check_layout(layers: Layers) -> None:
+    """What holds for every layout: no gaps, parameters first, every number in one layer, units in range."""
+    at = unit = 0
+    for layer in layers.layers:
+        assert (layer.start, layer.first_unit) == (at, unit)
+        assert layer.start < layer.measured <= layer.stop
+        covered = set()
+        for entry in layer.entries:
+            assert entry.start == at
+            assert entry.trainable == (entry.start < layer.measured)
+            assert entry.units == (entry.shape[0] if entry.shape else 1)
+            assert layer.first_unit <= entry.first_unit <= entry.first_unit + entry.units <= layer.last_unit
+            covered |= set(range(entry.first_unit, entry.first_unit + entry.units))
+            at = entry.stop
+        assert covered == set(range(layer.first_unit, layer.last_unit)), "every unit has a tensor"
+        assert layer.stop == at
+        assert layer.numel == layer.stop - layer.start
+        unit = layer.last_unit
+    assert (layers.numel, layers.units) == (at, unit)
+    assert len(layers) == len(layers.names) == len(layers.layers)
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+
+
+# --- groupings ---------------------------------------------------------------------------------------------------
+
+
+def test_plain_cnn() -> None:
+    """Without BatchNorm, module and block are the same."""
+    expected = {"0": ["0.weight", "0.bias"], "3": ["3.weight", "3.bias"]}
+    assert names(cnn()) == names(cnn(), "block") == expected
+    assert names(cnn(), "tensor") == {n: [n] for n in ("0.weight", "0.bias", "3.weight", "3.bias")}
+
+
+def test_batch_norm_model() -> None:
+    """`block` joins BatchNorm to the module before it; its statistics ride behind the parameters of the layer.
+
+    `num_batches_tracked` is an integer and stays at home.
+    """
+    statistics = ["bn.running_mean", "bn.running_var"]
+    assert names(Tiny()) == {
+        "conv": ["conv.weight", "conv.bias"],
+        "bn": ["bn.weight", "bn.bias", *statistics],
+        "fc": ["fc.weight", "fc.bias"],
+    }
+    assert names(Tiny(), "block") == {
+        "conv": ["conv.weight", "conv.bias", "bn.weight", "bn.bias", *statistics],
+        "fc": ["fc.weight", "fc.bias"],
+    }
+    assert names(Tiny(), "tensor") == {
+        "conv.weight": ["conv.weight"],
+        "conv.bias": ["conv.bias"],
+        "bn.weight": ["bn.weight"],
+        "bn.bias": ["bn.bias", *statistics],
+        "fc.weight": ["fc.weight"],
+        "fc.bias": ["fc.bias"],
+    }
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm])
+def test_block_knows_every_batch_norm(norm: type[nn.Module]) -> None:
+    assert list(names(nn.Sequential(nn.Linear(3, 2), norm(2)), "block")) == ["0"]
+
+
+def test_block_does_not_join_other_norms() -> None:
+    assert list(names(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), "block")) == ["0", "1"]
+
+
+def test_block_with_batch_norm_first_keeps_its_name() -> None:
+    """There is no module before it to join, so it is a layer of its own, and "0" is what the user knows it as."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    assert list(names(model, "block")) == ["0", "1"]
+
+
+def test_mapping() -> None:
+    """Patterns, exact names and module prefixes; buffers ride with the last parameter of their module."""
+    mapping = {"body": ["conv", "bn.*"], "head": ["fc.weight", "fc.b?as"]}
+    assert names(Tiny(), mapping) == {
+        "body": ["conv.weight", "conv.bias", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"],
+        "head": ["fc.weight", "fc.bias"],
+    }
+    assert list(names(Tiny(), {"all": ["*"]})) == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "home"),
+    [
+        ({"scale": ["bn.weight"], "rest": ["bn.bias", "conv", "fc"]}, "rest"),
+        ({"shift": ["bn.bias"], "rest": ["bn.weight", "conv", "fc"]}, "shift"),
+    ],
+)
+def test_statistics_ride_with_the_last_parameter_of_their_module(mapping: dict[str, list[str]], home: str) -> None:
+    """A BatchNorm split over two layers: its statistics go where its bias goes, whichever layer began first."""
+    assert {"bn.running_mean", "bn.running_var"} <= set(names(Tiny(), mapping)[home])
+
+
+def test_a_prefix_is_a_module_not_the_beginning_of_a_name() -> None:
+    model = nn.ModuleDict({"fc": nn.Linear(1, 1), "fc2": nn.Linear(1, 1)})
+    assert names(model, {"a": ["fc"], "b": ["fc2"]}) == {
+        "a": ["fc.weight", "fc.bias"],
+        "b": ["fc2.weight", "fc2.bias"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"conv": ["conv.*"], "fc": ["fc.*"]}, r"bn\.weight.*belongs to no layer"),
+        ({"all": ["*"], "fc": ["fc.*"]}, r"fc\.weight.*belongs to several layers: all, fc"),
+        ({"all": ["*"], "more": ["conv9.*"]}, r"more.*conv9.*matches no trainable parameter"),
+        ({"all": ["*"], "statistics": ["bn.running_mean"]}, r"statistics.*matches no trainable parameter"),
+        ({}, r"belongs to no layer"),
+        ("neuron", r"neuron.*is none of module, tensor, block"),
+    ],
+)
+def test_bad_groupings_are_refused(mapping: object, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Layers.of(Tiny(), mapping)  # type: ignore[arg-type]
+
+
+# --- what travels ------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the output layer's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 5)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embed(x))
+
+
+@pytest.mark.parametrize("grouping", ["module", "tensor", "block"])
+def test_a_tied_weight_is_kept_once_and_stays_tied(grouping: str) -> None:
+    model = Tied()
+    layers = Layers.of(model, grouping)
+    assert layers.numel == 15 + 5
+    flat = layers.flatten(model)
+    layers.bind(model, flat)
+    assert model.out.weight is model.embed.weight
+    flat.fill_(0.5)
+    assert (model.out.weight == 0.5).all()
+    assert names(model) == {"embed": ["embed.weight"], "out": ["out.bias"]}
+
+
+def test_a_buffer_of_two_modules_is_kept_once_and_stays_one() -> None:
+    """What the flat vector says of it holds for both modules."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    shared = torch.ones(2)
+    model[0].register_buffer("scale", shared)
+    model[1].register_buffer("scale", shared)
+    layers = Layers.of(model)
+    assert layers.numel == 6 + 2 + 6
+    flat = layers.flatten(model)
+    layers.bind(model, flat)
+    flat.fill_(3.0)
+    assert model[0].scale.tolist() == model[1].scale.tolist() == [3.0, 3.0]
+
+
+def test_frozen_parameters_neither_travel_nor_count() -> None:
+    model = cnn()
+    model[0].weight.requires_grad_(False)
+    assert names(model) == {"0": ["0.bias"], "3": ["3.weight", "3.bias"]}
+    model[0].bias.requires_grad_(False)
+    assert names(model) == {"3": ["3.weight", "3.bias"]}
+    frozen = model[0].weight.clone()
+    layers = Layers.of(model)
+    layers.bind(model, torch.zeros(layers.numel))
+    assert torch.equal(model[0].weight, frozen)
+    assert (model[3].weight == 0).all()
+
+
+def test_a_frozen_batch_norm_still_sends_its_statistics() -> None:
+    model = Tiny()
+    for parameter in model.bn.parameters():
+        parameter.requires_grad_(False)
+    assert names(model)["conv"] == ["conv.weight", "conv.bias", "bn.running_mean", "bn.running_var"]
+
+
+@pytest.mark.parametrize("grouping", ["module", "block"])
+def test_a_module_with_buffers_only_follows_the_layer_before_it(grouping: str) -> None:
+    """BatchNorm(affine=False); where it comes first it goes with the first layer there is."""
+    model = nn.Sequential(
+        nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2)
+    )
+    assert names(model, grouping) == {
+        "1": ["1.weight", "1.bias", "0.running_mean", "0.running_var", "2.running_mean", "2.running_var"],
+        "3": ["3.weight", "3.bias"],
+    }
+
+
+def test_buffers_only_with_a_layer_for_each_tensor() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2), nn.BatchNorm1d(2, affine=False))
+    assert names(model, "tensor") == {
+        "1.weight": ["1.weight", "0.running_mean", "0.running_var"],
+        "1.bias": ["1.bias", "2.running_mean", "2.running_var"],
+    }
+
+
+def test_root_level_parameters_have_a_layer() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 1)
+            self.scale = nn.Parameter(torch.ones(()))
+
+    assert names(Scaled()) == {"(root)": ["scale"], "fc": ["fc.weight", "fc.bias"]}
+    assert names(nn.Linear(2, 1)) == {"(root)": ["weight", "bias"]}
+    layers = Layers.of(Scaled())
+    assert layers.layers[0].units == 1, "a scalar is one unit"
+
+
+def test_integer_and_non_persistent_buffers_stay_at_home() -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
+    model.register_buffer("flags", torch.zeros(3, dtype=torch.bool))
+    model.register_buffer("cache", torch.zeros(3), persistent=False)
+    model.register_buffer("mean", torch.zeros(3))
+    model.register_buffer("nothing", None)
+    assert names(model) == {"(root)": ["weight", "bias", "mean"]}
+
+
+def test_mixed_dtypes_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(RecipeError, match=r"torch\.float32.*torch\.float64.*one floating-point dtype"):
+        Layers.of(model)
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    for model in (frozen, nn.ReLU(), nn.BatchNorm1d(2, affine=False)):
+        with pytest.raises(RecipeError, match="has no trainable parameter"):
+            Layers.of(model)
+
+
+def test_a_lazy_model_is_refused() -> None:
+    with pytest.raises(RecipeError, match="not initialised"):
+        Layers.of(nn.LazyLinear(2))
+
+
+def test_complex_parameters_are_refused() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(RecipeError, match="floating-point"):
+        Layers.of(model)
+
+
+# --- flat vectors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grouping", ["module", "tensor", "block", {"a": ["fc", "bn"], "b": ["conv"]}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_flatten_and_views_round_trip(grouping: object, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Tiny().to(dtype)
+    model.bn.running_mean.normal_()
+    layers = Layers.of(model, grouping)  # type: ignore[arg-type]
+    flat = layers.flatten(model)
+    assert flat.dtype == layers.dtype == dtype
+    state = model.state_dict()
+    views = layers.views(flat)
+    assert set(views) == set(state) - {"bn.num_batches_tracked"}
+    for name, view in views.items():
+        assert torch.equal(view, state[name]), name
+    assert set(layers.views(flat, trainable_only=True)) == {name for name, _ in model.named_parameters()}
+    flat.zero_()
+    assert all((view == 0).all() for view in views.values()), "views share the vector's memory"
+    assert not (model.fc.weight == 0).any(), "flatten made a copy"
+
+
+def test_training_through_bind_changes_the_vector_in_place() -> None:
+    """One SGD step on the bound model is the same step on an ordinary copy, and the vector holds it."""
+    torch.manual_seed(0)
+    ordinary, bound = Tiny().double(), Tiny().double()
+    layers = Layers.of(ordinary, "block")
+    flat = layers.flatten(ordinary)
+    layers.bind(bound, flat)
+    x, y = torch.randn(5, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    for model in (ordinary, bound):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert torch.equal(flat, layers.flatten(ordinary))
+    assert torch.equal(bound.bn.running_var, ordinary.bn.running_var)
+    layers.bind(bound, torch.zeros(layers.numel, dtype=torch.float64))
+    assert not (flat == 0).all(), "binding to another vector leaves the first alone"
+
+
+def test_norms_measure_the_trainable_part_of_each_layer() -> None:
+    """bn: weight (3, 0, 0), bias (0, 4, 0), statistics 100; conv: zeros; fc: one 2."""
+    layers = Layers.of(Tiny())
+    flat = torch.zeros(layers.numel)
+    view = layers.views(flat)
+    view["bn.weight"][0], view["bn.bias"][1], view["fc.bias"][2] = 3, 4, -2
+    view["bn.running_mean"].fill_(100)
+    norms = layers.norms(flat)
+    assert norms.dtype == torch.float64
+    assert norms.tolist() == [0, 5, 2]
+
+
+def test_norms_of_a_long_single_precision_vector_are_exact() -> None:
+    """600,000 numbers of 0.1 in single precision: √600000 · 0.1f, summed in double."""
+    layers = Layers.of(nn.Linear(600_000, 1, bias=False))
+    flat = torch.full((600_000,), 0.1)
+    expected = 600_000**0.5 * float(flat[0].double())
+    assert float(layers.norms(flat)[0]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_bytes_per_layer() -> None:
+    """Tiny, in single precision: conv (27 + 3)·4, bn (6 + 6 statistics)·4, fc (36 + 3)·4; twice that in double."""
+    assert Layers.of(Tiny()).bytes_per_layer().tolist() == [120, 48, 156]
+    assert Layers.of(Tiny().double()).bytes_per_layer().tolist() == [240, 96, 312]
+
+
+# --- units -------------------------------------------------------------------------------------------------------
+
+
+def units(model: nn.Module, grouping: object = "module") -> dict[str, tuple[int, int]]:
+    layers = Layers.of(model, grouping)  # type: ignore[arg-type]
+    check_layout(layers)
+    return {e.name: (e.first_unit, e.units) for layer in layers.layers for e in layer.entries}
+
+
+def test_units_of_a_convolution_and_its_batch_norm() -> None:
+    """`block`: channel j is row j of weight, bias and BatchNorm's four vectors; `module`: BatchNorm has its own."""
+    block = units(Tiny(), "block")
+    assert {span for name, span in block.items() if not name.startswith("fc")} == {(0, 3)}
+    assert block["fc.weight"] == block["fc.bias"] == (3, 3)
+    module = units(Tiny())
+    assert module["conv.weight"] == module["conv.bias"] == (0, 3)
+    assert module["bn.weight"] == module["bn.running_var"] == (3, 3)
+    assert module["fc.weight"] == (6, 3)
+
+
+def test_units_of_two_blocks_of_the_same_width_stay_apart() -> None:
+    """In one layer, each BatchNorm goes with the convolution before it."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    found = units(model, {"all": ["*"]})
+    assert {found[f"{m}.{t}"] for m in (0, 1) for t in ("weight", "bias")} == {(0, 4)}
+    assert {found[f"{m}.{t}"] for m in (2, 3) for t in ("weight", "bias")} == {(4, 4)}
+    assert found["1.running_mean"] == (0, 4)
+    assert found["3.running_mean"] == (4, 4)
+
+
+def test_units_of_a_layer_of_mixed_widths() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
+    assert units(model, {"all": ["*"]}) == {"0.weight": (0, 3), "0.bias": (0, 3), "1.weight": (3, 5), "1.bias": (3, 5)}
+
+
+def test_lstm() -> None:
+    """An LSTM's gates are rows: 4H units, shared by its weights and biases."""
+    model = nn.ModuleDict({"lstm": nn.LSTM(3, 2), "fc": nn.Linear(2, 4)})
+    tensors = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
+    assert names(model)["lstm"] == [f"lstm.{t}" for t in tensors]
+    found = units(model)
+    assert {found[f"lstm.{t}"] for t in tensors} == {(0, 8)}
+    assert found["fc.weight"] == (8, 4)
+    layers = Layers.of(model)
+    flat = layers.flatten(model)
+    layers.bind(model, flat)
+    model["lstm"](torch.randn(4, 1, 3))[0].sum().backward()
+    assert model["lstm"].weight_hh_l0.grad is not None
