@@ -293,16 +293,15 @@ class _Attempt:
 
     def _collect(self, orders: Sequence[Order]) -> dict[int, Reply]:
         """Exchange, check every reply, and keep the good ones by position."""
-        by_client: dict[int, Order | None] = {order.client: order for order in orders}
+        by_client = {order.client: order for order in orders}
         self.ledger.control += sum(order.control_bytes() for order in orders)
         for order in orders:
             self.status[self.position[order.client]] = "no reply"
         good: dict[int, Reply] = {}
         for reply in self.engine.exchange(orders):
-            order = by_client.pop(reply.client, None)
-            if order is None:
+            if reply.client not in by_client:
                 continue  # nobody asked it, or it has answered already
-            at = self.position[reply.client]
+            order, at = by_client.pop(reply.client), self.position[reply.client]
             try:
                 check_reply(reply, order, self.plan.layers)
             except ReplyError as problem:
