@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.client import Client, Setup, build_model
+from fedstrata.cohort import Cohort
 from fedstrata.engines.local import LocalEngine
 from fedstrata.layers import Grouping, Layers
-from fedstrata.messages import Cohort, Order, Reply
+from fedstrata.messages import Order, Reply
 from fedstrata.objectives import Plain
 from fedstrata.rounds import Plan, RoundRecord, ServerState, fit, initial_state
 from fedstrata.selections import Everything

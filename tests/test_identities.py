@@ -16,12 +16,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedstrata.algorithm import Algorithm
+from fedstrata.cohort import angle
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.rounds import aggregate
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.training import Training
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
-from fedstrata.weightings.angles import angle
 
 TRAINING = Training(rounds=3, clients_per_round=4, epochs=2, batch_size=4, lr=0.1, momentum=0.9)
 UNEQUAL, EQUAL = image_task([5, 12, 8, 9, 6]), image_task([7, 7, 7, 7, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -100,13 +101,17 @@ def test_a_bad_client_costs_the_round_that_client_only(change, status: str) -> N
 
 @pytest.mark.parametrize("error", [ValueError("bad\n  sample"), RuntimeError(), KeyError("x")], ids=str)
 def test_a_client_whose_data_raises(error: Exception) -> None:
-    """The engine turns it into a reply; type and text arrive on one line."""
+    """The engine turns it into a reply; type, text and place arrive on one line."""
     clients = [Watched(size, []) for size in (5, 6, 7)]
     clients[1].fail = error
     task = Task(lambda: nn.Linear(3, 2), clients)
     states, (record,) = run(task, FEDAVG, ONE_ROUND)
     text = " ".join(str(error).split())
-    assert record.status == ("ok", f"failed: {type(error).__name__}{': ' + text if text else ''}", "ok")
+    first, second, third = record.status
+    assert (first, third) == ("ok", "ok")
+    assert re.fullmatch(
+        rf"failed: {type(error).__name__}{': ' + text if text else ''} \(test_rounds.py, line \d+\)", second
+    )
     assert not torch.equal(states[1].model, states[0].model)
     assert np.isnan(record.losses).tolist() == [False, True, False]
     assert np.isfinite(record.train_loss)
@@ -324,7 +329,12 @@ def test_a_round_that_fails_every_time_says_why() -> None:
     with pytest.raises(RoundFailed) as caught:
         fit_faulty(FOUR, FEDAVG, training, lambda reply, order: reply if order.client < 2 else None)
     assert str(caught.value) == "round 1: 2 of 4 replies usable after 2 attempts; client 2: no reply"
-    with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 3 attempts; client 0: failed: out of memory"):
+    with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 3 attempts; client 0: failed: 0 is out"):
+        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: replace(reply, error=f"{order.client} is out"))
+
+
+def test_when_everyone_fails_alike_the_round_is_not_tried_again() -> None:
+    with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 1 attempt; client 0: failed: out of memory"):
         fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: replace(reply, error="out of memory"))
 
 

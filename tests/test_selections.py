@@ -15,7 +15,6 @@ from fedstrata.layers import Layers
 from fedstrata.objectives import Plain
 from fedstrata.rounds import aggregate, settle
 from fedstrata.selections import SELECTIONS, Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
-from fedstrata.selections._share import resolve_n
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
@@ -39,10 +38,12 @@ def test_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "clients", "resolved"), [(None, 20, 4), (None, 10, 2), (None, 2, 1), (3, 20, 3), (3, 2, 2), (20, 20, 20)]
+    ("n", "clients", "resolved"), [(None, 20, 4), (None, 10, 2), (None, 2, 1), (3, 20, 3), (20, 20, 20)]
 )
 def test_n_is_a_fifth_unless_said(n: int | None, clients: int, resolved: int) -> None:
-    assert resolve_n(n, clients) == resolved
+    settled = FedLDF(n).for_cohort(clients)
+    assert settled.count(clients) == resolved
+    assert settled.count(resolved - 1) == resolved - 1  # fewer than n answered: all of them
 
 
 @pytest.mark.parametrize("rule", [FedLDF, RandomLayers, RandomClients])

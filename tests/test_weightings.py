@@ -10,9 +10,10 @@ from helpers_math import cohort, vectors
 from torch import nn
 
 from fedstrata.checks import BadValue
+from fedstrata.cohort import angle
 from fedstrata.layers import Layers
 from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, SampleSize, Uniform
-from fedstrata.weightings.angles import angle, importance, smooth
+from fedstrata.weightings.angles import importance, smooth
 
 
 def close(value: object, expected: object, tolerance: float = 1e-12) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedstrata.layers import Layers
 
 if TYPE_CHECKING:
-    from fedstrata.messages import Cohort
+    from fedstrata.cohort import Cohort
 
 State = Mapping[str, Tensor]
 """What a rule remembers from round to round: small named tensors, checkpointed with the model."""

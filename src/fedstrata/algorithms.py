@@ -1,23 +1,16 @@
-"""The named algorithms, one line each, and how rules are found: ours, an installed package's, or `module:name`."""
+"""The named algorithms, one line each, and how an `[algorithm]` table becomes one."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
-import os
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import entry_points
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, SelectsOnClient
-from fedstrata.checks import BadValue
-from fedstrata.errors import MISSING, RecipeError
+from fedstrata.algorithm import Adopt, Algorithm
+from fedstrata.errors import RecipeError
 from fedstrata.objectives import OBJECTIVES
+from fedstrata.registry import build_dataclass, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS
 from fedstrata.weightings import WEIGHTINGS
 
@@ -78,22 +71,36 @@ def from_table(table: Mapping[str, Any]) -> Algorithm:
             axes[axis].setdefault("name", default)
     for axis, default in zip(AXES, NAMED["fedavg"], strict=False):
         axes[axis].setdefault("name", default)
-    rules = {axis: _rule_class(axis, params) for axis, params in axes.items()}
+    rules = {axis: find(f"algorithm.{axis}.name", params["name"], AXES[axis]) for axis, params in axes.items()}
     for key, value in options.items():
-        owners = [axis for axis, rule in rules.items() if key in _parameters(rule)]
+        owners = [axis for axis, rule in rules.items() if key in parameters(rule)]
         if not owners:
-            known = [parameter for rule in rules.values() for parameter in _parameters(rule)]
+            known = [parameter for rule in rules.values() for parameter in parameters(rule)]
             owner = name or "this algorithm"
-            raise RecipeError(f"algorithm.{key}", value, f"{owner} has no such option{_hint(key, known)}")
+            raise RecipeError(f"algorithm.{key}", value, f"{owner} has no such option{did_you_mean(key, known)}")
         for axis in owners:
             axes[axis].setdefault(key, value)
     built = {axis: _build(axis, rule, axes[axis]) for axis, rule in rules.items()}
     return Algorithm(**built, grouping=grouping)
 
 
+def to_table(algorithm: Algorithm) -> dict[str, Any]:
+    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed."""
+    if algorithm.server != Adopt():
+        raise RecipeError("algorithm.server", algorithm.server, "a server step has no place in a recipe; use fit()")
+    table: dict[str, Any] = {}
+    for axis, rules in AXES.items():
+        rule = getattr(algorithm, axis)
+        cls = type(rule)
+        own = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
+        options = {key: getattr(rule, key) for key in parameters(cls)}
+        table[axis] = {"name": own, **{key: value for key, value in options.items() if value is not None}}
+    return table
+
+
 def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, dict[str, Any]]) -> Algorithm:
     """A user's own algorithm: a function that returns an `Algorithm`."""
-    function = find("algorithm", name, NAMED)
+    function = find("algorithm.name", name, NAMED)
     if any(axes.values()):
         raise RecipeError("algorithm.name", name, "a function gives all three axes; remove the axis tables")
     try:
@@ -103,18 +110,6 @@ def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, di
     if not isinstance(algorithm, Algorithm):
         raise RecipeError("algorithm.name", name, f"gave a {type(algorithm).__name__}, not an Algorithm")
     return algorithm
-
-
-def _rule_class(axis: str, params: dict[str, Any]) -> Any:
-    return find(axis, params["name"], AXES[axis])
-
-
-def _parameters(rule: Any) -> dict[str, Any]:
-    """A rule's hyperparameters and their types."""
-    if not dataclasses.is_dataclass(rule):
-        return {}
-    hints = get_type_hints(rule)
-    return {item.name: hints[item.name] for item in dataclasses.fields(rule) if item.init}
 
 
 def _build(axis: str, rule: Any, params: dict[str, Any]) -> Any:
@@ -131,81 +126,28 @@ def _build(axis: str, rule: Any, params: dict[str, Any]) -> Any:
     return built
 
 
-def build_dataclass(cls: Any, params: Mapping[str, Any], field: str) -> Any:
-    """An instance from a table, with every key, type and value checked; errors name `field.key`."""
-    types = _parameters(cls)
-    for key, value in params.items():
-        if key not in types:
-            raise RecipeError(f"{field}.{key}", value, f"{cls.__name__} has no such option{_hint(key, types)}")
-        try:
-            TypeAdapter(types[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
-        except ValidationError as error:
-            raise RecipeError(f"{field}.{key}", value, _lower_first(error.errors()[0]["msg"])) from None
-    missing = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in params
-    ]
-    if missing:
-        raise RecipeError(f"{field}.{missing[0]}", MISSING, f"{cls.__name__} needs it")
-    try:
-        return cls(**params)
-    except BadValue as error:
-        raise RecipeError(f"{field}.{error.field}", error.value, error.problem) from None
-    except ValueError as error:
-        raise RecipeError(field, dict(params), str(error)) from None
-
-
 _NEEDED: dict[str, tuple[str, ...]] = {
     "objective": ("init", "stiffness", "after_round", "refresh", "differentiable"),
     "weighting": ("init", "weigh"),
+}
+_NEEDED_OF_SELECTION: dict[object, tuple[str, ...]] = {
+    "before": ("draw",),
+    "after_scores": ("score", "choose"),
+    "on_client": ("pick",),
 }
 
 
 def _check_protocol(axis: str, rule: Any, field: str) -> None:
     """A user's rule that lacks a method is refused here, not in the middle of a round."""
     if axis == "selection":
-        fits = isinstance(rule, SelectsBefore | SelectsAfterScores | SelectsOnClient)
-        missing = [] if fits else ["decides with draw, with score and choose, or with pick"]
+        decides = getattr(rule, "decides", None)
+        if decides not in _NEEDED_OF_SELECTION:
+            known = ", ".join(map(str, _NEEDED_OF_SELECTION))
+            problem = "it lacks decides" if decides is None else f"decides = {decides!r} is none of {known}"
+            raise RecipeError(f"{field}.name", type(rule).__name__, f"is no selection: {problem}")
+        needed = _NEEDED_OF_SELECTION[decides]
     else:
-        missing = [name for name in _NEEDED[axis] if not hasattr(rule, name)]
+        needed = _NEEDED[axis]
+    missing = [name for name in needed if not hasattr(rule, name)]
     if missing:
         raise RecipeError(f"{field}.name", type(rule).__name__, f"is no {axis}: it lacks {', '.join(missing)}")
-
-
-def find(kind: str, name: object, builtin: Mapping[str, Any]) -> Any:
-    """Something by name: ours, an entry point of the group `fedstrata.<kind>s`, or `module:name`."""
-    if not isinstance(name, str):
-        raise RecipeError(f"{kind}.name", name, "must be a string")
-    if name in builtin:
-        return builtin[name]
-    for entry in entry_points(group=f"fedstrata.{kind}s"):
-        if entry.name == name:
-            return entry.load()
-    if ":" in name:
-        return import_object(name, f"{kind}.name")
-    raise RecipeError(f"{kind}.name", name, f"unknown{_hint(name, builtin)}; there are: {', '.join(builtin)}")
-
-
-def import_object(name: str, field: str) -> Any:
-    """Import `module:name`, also from the current directory."""
-    module_name, _, attribute = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RecipeError(field, name, f"cannot be imported: {error}") from None
-    return found
-
-
-def _hint(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]

@@ -6,9 +6,12 @@ derived here, once: ½ Σ c (w − a)² and c (w − a).
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -91,9 +94,7 @@ class Client:
                     return self._upload(order)
                 return self._evaluate(order)
         except Exception as error:
-            text = " ".join(str(error).split())
-            reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-            return Reply(order.kind, order.round, order.attempt, order.client, error=reason)
+            return Reply(order.kind, order.round, order.attempt, order.client, error=_reason(error))
 
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(
@@ -179,9 +180,13 @@ class Client:
         dtype, device = self.setup.layers.dtype, self.device
 
         def move(part: object) -> object:
-            if not isinstance(part, Tensor):
-                return part
-            return part.to(device, dtype) if part.is_floating_point() else part.to(device)
+            if isinstance(part, Tensor):
+                return part.to(device, dtype) if part.is_floating_point() else part.to(device)
+            if isinstance(part, dict):
+                return {key: move(inner) for key, inner in part.items()}
+            if isinstance(part, tuple | list):
+                return type(part)(move(inner) for inner in part)
+            return part
 
         return move(batch[0]), move(batch[1])
 
@@ -271,6 +276,18 @@ class _Spring:
                     means[at] += float(self.stiffness[entry.name].double().mean()) * (entry.stop - entry.start)
             means[at] /= max(1, layer.measured - layer.start)
         return means
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong and where, in one line: the innermost place that is neither torch's nor ours."""
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if not _LIBRARIES.search(frame.filename)]
+    where = f" ({Path(ours[-1].filename).name}, line {ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
+
+
+_LIBRARIES = re.compile(r"[/\\](torch|numpy|fedstrata)[/\\]")
 
 
 def _batches(samples: int, order: Order, setup: Setup) -> Iterator[tuple[bool, np.ndarray]]:

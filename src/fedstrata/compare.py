@@ -20,7 +20,7 @@ import numpy as np
 from fedstrata import rng
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
-from fedstrata.runs import Line, Run, reopen
+from fedstrata.runs import Line, Run, prepare, reopen
 from fedstrata.storage import write_whole
 
 FORMAT = 1
@@ -55,6 +55,7 @@ def plan(
     *,
     settings: Sequence[str] = (),
     out: Path | None = None,
+    data: Path | None = None,
 ) -> Comparison:
     """Check every cell before the first one runs. The same request finds the same directory again."""
     for name, values in (("--algorithms", algorithms), ("--seeds", seeds)):
@@ -67,11 +68,36 @@ def plan(
     request = {a: _result_of(experiments[a, seeds[0]].model_copy(update={"seed": 0})) for a in algorithms}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
-    cells = tuple(
-        Cell(a, s, experiments[a, s], path / a.replace(":", "-") / f"seed-{s}") for s in seeds for a in algorithms
-    )
-    _claim(path, {"format": FORMAT, "recipe": first.name, "request": digest})
+    cells = tuple(Cell(a, s, experiments[a, s], _folder(path, a, s)) for s in seeds for a in algorithms)
+    task = prepare(first, data=data).task
+    for algorithm in algorithms[1:]:
+        prepare(experiments[algorithm, seeds[0]], task)
+    _claim(path, first.name, digest, list(algorithms), list(seeds))
     return Comparison(tuple(algorithms), tuple(seeds), cells, path)
+
+
+def reopen_comparison(path: Path) -> Comparison:
+    """A comparison that was run before, as far as it got."""
+    content = _read(path / "compare.json")
+    cells = []
+    for seed in content["seeds"]:
+        for algorithm in content["algorithms"]:
+            folder = _folder(path, algorithm, seed)
+            if (folder / "run.json").exists():
+                cells.append(Cell(algorithm, seed, Run(folder).experiment, folder))
+    complete = {seed for seed in content["seeds"] if sum(c.seed == seed for c in cells) == len(content["algorithms"])}
+    if not complete:
+        raise RunDirectoryError(f"{path}: no seed has been run with every algorithm yet")
+    return Comparison(
+        tuple(content["algorithms"]),
+        tuple(seed for seed in content["seeds"] if seed in complete),
+        tuple(cell for cell in cells if cell.seed in complete),
+        path,
+    )
+
+
+def _folder(path: Path, algorithm: str, seed: int) -> Path:
+    return path / algorithm.replace(":", "-").replace("/", "-") / f"seed-{seed}"
 
 
 def _result_of(experiment: Experiment) -> str:
@@ -79,21 +105,30 @@ def _result_of(experiment: Experiment) -> str:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": None})}).to_toml()
 
 
-def _claim(path: Path, content: dict[str, Any]) -> None:
-    """Remember what the directory is for; refuse one that is for something else."""
+def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: list[int]) -> None:
+    """Remember what the directory is for, or add seeds to it; refuse one that is for something else."""
     file = path / "compare.json"
     if file.exists():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{file} is damaged: {error}") from None
-        if found != content:
+        found = _read(file)
+        if found["request"] != request:
             raise RunDirectoryError(f"{path} holds another comparison; choose another --out")
-        return
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        seeds = sorted({*found["seeds"], *seeds})
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunDirectoryError(f"{path} exists and holds no comparison; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
+    content = {"format": FORMAT, "recipe": recipe, "request": request, "algorithms": algorithms, "seeds": seeds}
     write_whole(file, (json.dumps(content) + "\n").encode())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else content
+        raise RunDirectoryError(f"{file}: format = {found!r}; this version of fedstrata reads format {FORMAT}")
+    return content
 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
@@ -107,6 +142,29 @@ def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
         return
     run, prepared = Run.create(cell.experiment, cell.path, data=data)
     yield from run.rounds(prepared)
+
+
+def write_results(comparison: Comparison) -> Path:
+    """Every run's outcome as a table for other programs: results.csv."""
+    file = comparison.path / "results.csv"
+    rows = ["algorithm,seed,metric,value,best,rounds,rounds_to_target,upload,upload_to_target"]
+    for cell in comparison.cells:
+        run = Run(cell.path)
+        summary = run.summary()
+        values = [
+            cell.algorithm,
+            cell.seed,
+            run.metric.name,
+            summary[run.metric.name],
+            summary["best"],
+            summary["rounds"],
+            summary["rounds_to_target"],
+            summary["upload"],
+            summary["upload_to_target"],
+        ]
+        rows.append(",".join("" if value is None else str(value) for value in values))
+    write_whole(file, ("\n".join(rows) + "\n").encode())
+    return file
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------
@@ -129,7 +187,7 @@ def outcome(run: Run) -> Outcome:
     has_target = run.experiment.evaluation.target is not None
     reached, upload = summary["rounds_to_target"], summary["upload_to_target"]
     return Outcome(
-        metric=summary[run.metric.name],
+        metric=math.nan if summary[run.metric.name] is None else summary[run.metric.name],
         rounds_to_target=(reached if reached is not None else math.inf) if has_target else None,
         upload=summary["upload"],
         upload_to_target=(upload if upload is not None else math.inf) if has_target else None,

@@ -5,6 +5,7 @@ FedstrataError
 │   ├── RecipeError         a field of a recipe, or a hyperparameter, and its value
 │   ├── DataError           a data set that is missing, corrupt or of the wrong shape
 │   ├── RunDirectoryError   a run directory that is in use, damaged or of another version
+│   ├── RuleError           a user's rule that answers nonsense
 │   └── MissingExtra        an optional dependency that is not installed
 ├── ReplyError              a client's reply that the server refuses; costs the round that client only
 └── RoundFailed             too few usable replies after every attempt
@@ -35,6 +36,10 @@ class DataError(UserError):
 
 class RunDirectoryError(UserError):
     """A run directory that cannot be used."""
+
+
+class RuleError(UserError):
+    """A rule whose answer cannot be used."""
 
 
 class MissingExtra(UserError):

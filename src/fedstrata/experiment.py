@@ -14,10 +14,10 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedstrata.algorithm import Algorithm
-from fedstrata.algorithms import from_table
+from fedstrata.algorithms import AXES, from_table
 from fedstrata.checks import BadValue, require
 from fedstrata.errors import MISSING, RecipeError
 from fedstrata.layers import GROUPINGS, Grouping
@@ -43,6 +43,7 @@ class LayersConfig(BaseModel):
     def _check(self) -> LayersConfig:
         known = not isinstance(self.grouping, str) or self.grouping in GROUPINGS
         require(known, "grouping", self.grouping, f"is none of {', '.join(GROUPINGS)}")
+        require(self.grouping != {}, "grouping", self.grouping, "names no layer")
         return self
 
 
@@ -61,7 +62,12 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
-    batch_size: int = Field(1000, ge=1)
+    batch_size: int = Field(1000, ge=1, description="samples at a time; changes the speed and the last digits only")
+
+    @field_validator("on", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, on: Any) -> Any:
+        return [on] if isinstance(on, str) else on
 
     @model_validator(mode="after")
     def _check(self) -> Evaluation:
@@ -75,11 +81,11 @@ class EngineConfig(BaseModel):
 
     model_config = _STRICT
 
-    name: Literal["local"] = "local"
+    name: Literal["local"] = Field("local", description="who carries orders to clients: this machine")
     trainer: Literal["auto", "client"] = Field("auto", description="client: one client at a time")
     workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    dtype: Literal["float32", "float64"] = "float32"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
+    dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
 
 
 class Record(BaseModel):
@@ -99,10 +105,13 @@ class Experiment(BaseModel):
     format: int = FORMAT
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="everything random follows from it")
     task: TaskConfig = TaskConfig()
     layers: LayersConfig = LayersConfig()
-    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    algorithm: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "fedavg"},
+        description="a name with options, tables objective, selection and weighting, or both",
+    )
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     engine: EngineConfig = EngineConfig()
@@ -143,8 +152,8 @@ class Experiment(BaseModel):
     def label(self) -> str:
         """A short name for the algorithm."""
         name = self.algorithm.get("name")
-        axes = [f"{self.algorithm[a]['name']}" for a in ("objective", "selection", "weighting") if a in self.algorithm]
-        return "+".join([*([name] if name else []), *axes]).replace(":", ".") or "fedavg"
+        axes = [self.algorithm.get(axis, {}).get("name") for axis in AXES]
+        return "+".join(str(part) for part in (name, *axes) if part).replace(":", ".") or "fedavg"
 
 
 def check_accuracy_target(target: float) -> None:
@@ -160,8 +169,8 @@ def load_table(recipe: str | Path) -> dict[str, Any]:
     if path.suffix == ".toml" or path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise RecipeError("recipe", str(recipe), f"cannot be read: {reason}") from None
     else:
         ours = recipes()
@@ -196,33 +205,46 @@ def load(
     table = dict(recipe) if isinstance(recipe, Mapping) else load_table(recipe)
     if algorithm is not None:
         table["algorithm"] = parse_algorithm(algorithm) if isinstance(algorithm, str) else dict(algorithm)
-    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
-    for key, value in pairs:
+    pairs = list(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
+    for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith(".name")):
+        if key.endswith(".name"):
+            _rename(table, key.removesuffix(".name"), value)
         set_key(table, key, value)
     if seed is not None:
         table["seed"] = seed
     return Experiment.parse(table)
 
 
+def _rename(table: dict[str, Any], path: str, name: Any) -> None:
+    """Another partition, model, algorithm or rule does not inherit the options of the one it replaces."""
+    inner: Any = table
+    for part in path.split("."):
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    if isinstance(inner, Mapping) and inner.get("name", name) != name:
+        set_key(table, path, {"name": name})
+
+
 def parse_algorithm(text: str) -> dict[str, Any]:
-    """`name`, or `name:option=value:option=value` (`module:function` stays a name)."""
-    parts = text.split(":")
-    name = [parts.pop(0)]
-    while parts and "=" not in parts[0]:
-        name.append(parts.pop(0))
-    options = dict(parse_setting(part) for part in parts)
-    table: dict[str, Any] = {"name": ":".join(name)}
-    for key, value in options.items():
+    """`name`, or `name:option=value:option=value`; `module:function` stays together, as a name and as a value."""
+    parts: list[str] = []
+    for part in text.split(":"):
+        if parts and "=" not in part:
+            parts[-1] += f":{part}"
+        else:
+            parts.append(part)
+    table: dict[str, Any] = {"name": parts[0]}
+    for key, value in (parse_setting(part, "--algorithm") for part in parts[1:]):
         set_key(table, key, value)
     return table
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
+def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
     """`key=value`, the value as TOML, or else as a plain string."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not key:
-        raise RecipeError("--set", text, "must look like training.rounds=50")
+        example = "training.rounds=50" if option == "--set" else "fedldf:n=4"
+        raise RecipeError(option, text, f"must look like {example}")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -252,7 +274,9 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
     if problem["type"] == "extra_forbidden":
         known = _fields(model, where[:-1])
         close = difflib.get_close_matches(where[-1], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+        elsewhere = [f"{table}.{where[-1]}" for table in model.model_fields if where[-1] in _fields(model, [table])]
+        guess = (elsewhere + close if len(where) == 1 else close + elsewhere)[:1]
+        hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(known)}"
         return RecipeError(".".join(where), value, f"unknown key; {hint}")
     text = problem["msg"]
     return RecipeError(".".join(where), value, text[:1].lower() + text[1:])

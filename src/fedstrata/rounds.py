@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fedstrata import rng
 from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, State
+from fedstrata.checks import BadValue
 from fedstrata.client import one_thread
-from fedstrata.errors import RecipeError, ReplyError, RoundFailed
+from fedstrata.cohort import Cohort
+from fedstrata.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.layers import Layers
-from fedstrata.messages import SCORE_DTYPE, Cohort, Order, Reply, check_reply
-from fedstrata.selections._share import resolve_n
+from fedstrata.messages import SCORE_DTYPE, Order, Reply, check_reply
 from fedstrata.training import Training
-from fedstrata.weightings.angles import angle
 
 ANSWERS: dict[str, Literal["layers", "scores", "units"]] = {
     "before": "layers",
@@ -158,13 +158,14 @@ def fit(
 
 
 def settle(algorithm: Algorithm, cohort: int) -> Algorithm:
-    """Give a selection that takes n of K clients its n, and refuse one that is larger than K."""
-    selection: Any = algorithm.selection
-    if not hasattr(selection, "n"):
+    """Let a selection that depends on K settle for it (FedLDF's n), or refuse it."""
+    settled = getattr(algorithm.selection, "for_cohort", None)
+    if settled is None:
         return algorithm
-    if selection.n is not None and selection.n > cohort:
-        raise RecipeError("algorithm.selection.n", selection.n, f"must be at most the clients of a round, {cohort}")
-    return replace(algorithm, selection=replace(selection, n=resolve_n(selection.n, cohort)))
+    try:
+        return replace(algorithm, selection=settled(cohort))
+    except BadValue as error:
+        raise RecipeError(f"algorithm.selection.{error.field}", error.value, error.problem) from None
 
 
 def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan) -> tuple[ServerState, RoundRecord]:
@@ -177,14 +178,16 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
         trial.run()
         if trial.enough():
             break
-    else:
-        raise RoundFailed(
-            f"round {number}: {trial.usable()} of {len(trial.clients)} replies usable after "
-            f"{plan.training.attempts} attempts; {trial.first_problem()}"
-        )
+        if trial.hopeless() or attempt + 1 == plan.training.attempts:
+            tried = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
+            raise RoundFailed(
+                f"round {number}: {trial.usable()} of {len(trial.clients)} replies usable after {tried}; "
+                f"{trial.first_problem()}"
+            )
     with one_thread():
         cohort = trial.cohort()
         weights, weighting_state = algorithm.weighting.weigh(cohort, state.weighting)
+        _check_weights(weights, cohort, algorithm)
         combined = aggregate(state.model, cohort, weights)
         new, server_state = algorithm.server.step(state.model, combined, state.server, layers)
         objective_state = algorithm.objective.after_round(new, state.model, state.objective, layers)
@@ -202,6 +205,23 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
         layers=figures,
     )
     return ServerState(number, new, objective_state, weighting_state, server_state), record
+
+
+def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> None:
+    """A rule that answers nonsense is stopped here, and not by a model that silently stands still."""
+    name, shape = type(algorithm.weighting).__name__, (len(cohort), len(cohort.layers))
+    if tuple(weights.shape) != shape:
+        raise RuleError(f"weighting {name} gave weights of shape {list(weights.shape)}, expected {list(shape)}")
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+        raise RuleError(f"weighting {name} gave a weight that is negative or not finite in round {cohort.round}")
+
+
+def _checked_mask(mask: Tensor, shape: tuple[int, int], algorithm: Algorithm) -> Tensor:
+    if tuple(mask.shape) != shape or mask.dtype != torch.bool:
+        name = type(algorithm.selection).__name__
+        found = f"{mask.dtype} {list(mask.shape)}"
+        raise RuleError(f"selection {name} gave a mask of {found}, expected torch.bool {list(shape)}")
+    return mask
 
 
 class _Attempt:
@@ -228,7 +248,8 @@ class _Attempt:
         self.mask: Tensor | None = None
         if isinstance(algorithm.selection, SelectsBefore):
             generator = rng.generator(seed, "selection", round=number, attempt=attempt)
-            self.mask = algorithm.selection.draw(len(self.clients), plan.layers, generator)
+            mask = algorithm.selection.draw(len(self.clients), plan.layers, generator)
+            self.mask = _checked_mask(mask, (len(self.clients), len(plan.layers)), algorithm)
         self.slow = training.draw_stragglers(len(self.clients), seed, number, attempt)
         for at, work in self.slow.items():
             self.work[at] = work
@@ -248,7 +269,8 @@ class _Attempt:
         if self.trained:
             ranked = sorted(self.trained)
             scores = [reply.scores for _, reply in sorted(self.trained.items()) if reply.scores is not None]
-            chosen = selection.choose(torch.stack(scores))
+            shape = (len(ranked), len(self.plan.layers))
+            chosen = _checked_mask(selection.choose(torch.stack(scores)), shape, self.algorithm)
             for at, row in zip(ranked, chosen, strict=True):
                 self.status[at] = "ok" if row.any() else "ok, nothing chosen"
             self.uploads = self._collect(
@@ -322,6 +344,10 @@ class _Attempt:
         asked = sum(status != "not selected" for status in self.status)
         return bool(self.uploads) and self.usable() >= self.plan.training.min_replies * asked
 
+    def hopeless(self) -> bool:
+        """Whether everyone failed in the same way, which another attempt would not change."""
+        return len(set(self.status)) == 1 and self.status[0].startswith("failed")
+
     def first_problem(self) -> str:
         """For the error message: the first client without a usable reply."""
         for client, status in zip(self.clients, self.status, strict=True):
@@ -358,7 +384,7 @@ def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: 
 
     mass = weights * sent
     figures = {
-        "angle": spread(angle(cohort.inner_with_mean, cohort.update_squared.sqrt(), cohort.mean_squared.sqrt()), sent),
+        "angle": spread(cohort.layer_angles, sent),
         "divergence": spread(cohort.update_squared.sqrt(), sent),
         "norm": spread(cohort.local_norms, sent),
         "weight": spread(mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny), torch.ones_like(sent)),
@@ -368,12 +394,7 @@ def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: 
         "model_angle": np.full(shape[0], np.nan),
     }
     figures["mask"][rows] = _sent_share(cohort).numpy()
-    whole = angle(
-        (cohort.inner_with_mean * sent).sum(1),
-        (cohort.update_squared * sent).sum(1).sqrt(),
-        (cohort.mean_squared * sent).sum(1).sqrt(),
-    )
-    figures["model_angle"][rows] = whole.numpy()
+    figures["model_angle"][rows] = cohort.model_angles.numpy()
     if "smoothed_angle" in weighting_state:  # a table over all clients, [N] or [N, L]
         smoothed = weighting_state["smoothed_angle"][cohort.clients]
         figures["smoothed_angle"][rows] = smoothed.reshape(len(rows), -1).expand(-1, shape[1]).numpy()

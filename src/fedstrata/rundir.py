@@ -75,6 +75,8 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, experiment: Experiment, info: Mapping[str, Any], state: ServerState) -> RunDirectory:
         """Make a new run directory; it appears complete or not at all."""
+        if path.resolve() == Path.cwd():  # it is moved into place whole, which would pull the ground away
+            raise RunDirectoryError(f"{path} is the folder you are in; choose another --out")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunDirectoryError(f"{path} exists and is not empty; use --resume to go on, or another --out")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,15 +132,22 @@ class RunDirectory:
 
     def store_checkpoint(self, state: ServerState) -> None:
         """Write the server's state, and forget all but the last ones."""
-        folder = self.path / "checkpoints"
-        _write_checkpoint(folder, state)
-        for old in sorted(folder.glob("*.safetensors"))[:-_KEPT_CHECKPOINTS]:
+        _write_checkpoint(self.path / "checkpoints", state)
+        self._forget_old_checkpoints()
+
+    def _forget_old_checkpoints(self) -> None:
+        for old in self._checkpoints()[:-_KEPT_CHECKPOINTS]:
             old.unlink()
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("*.safetensors"))
 
     def rewind(self, round: int) -> None:
         """Drop everything younger than a round: what an interrupted process left of the next one."""
         path = self.path / "history.jsonl"
-        kept = [line for line in read_lines(path) if line["round"] <= round]
+        kept = self.history()[:round]
+        if len(kept) < round:
+            raise RunDirectoryError(f"{path} is damaged: it ends before round {round}, which has a checkpoint")
         content = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in kept).encode()
         if path.exists() and path.read_bytes() != content:
             write_whole(path, content)
@@ -147,12 +156,18 @@ class RunDirectory:
         for file in (self.path / "layers").glob("*.safetensors"):
             if _number(file) > round:
                 file.unlink()
+        self._forget_old_checkpoints()
 
     # --- afterwards ---------------------------------------------------------------------------------------------
 
     def history(self) -> list[dict[str, Any]]:
         """One record per whole round."""
-        return read_lines(self.path / "history.jsonl")
+        path = self.path / "history.jsonl"
+        lines = read_lines(path)
+        for number, line in enumerate(lines, start=1):
+            if not isinstance(line, dict) or line.get("round") != number:
+                raise RunDirectoryError(f"{path} is damaged: line {number} is not that of round {number}")
+        return lines
 
     def figures(self, round: int) -> dict[str, np.ndarray]:
         """The per-layer figures of a round."""
@@ -166,7 +181,7 @@ class RunDirectory:
 
     def latest(self, layers: Layers | None = None) -> ServerState:
         """The state after the last checkpoint, checked against its digest and, if given, the model's layout."""
-        checkpoints = sorted((self.path / "checkpoints").glob("*.safetensors"))
+        checkpoints = self._checkpoints()
         if not checkpoints:
             raise RunDirectoryError(f"{self.path}/checkpoints is empty")
         state = _read_checkpoint(checkpoints[-1])
@@ -190,7 +205,7 @@ def _write_checkpoint(folder: Path, state: ServerState) -> None:
     for part in ("objective", "weighting", "server"):
         tensors |= {f"{part}/{name}": tensor for name, tensor in getattr(state, part).items()}
     tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    metadata = {"format": str(FORMAT), "round": str(state.round), "sha256": _digest(tensors)}
+    metadata = {"format": str(FORMAT), "round": str(state.round), "sha256": _digest(tensors, str(state.round))}
     write_whole(folder / f"{state.round:06d}.safetensors", save_tensors(tensors, metadata))
 
 
@@ -204,7 +219,7 @@ def _read_checkpoint(path: Path) -> ServerState:
         raise RunDirectoryError(f"checkpoint {path} is damaged: {error}; {remedy}") from None
     if metadata.get("format") != str(FORMAT):
         raise RunDirectoryError(f"checkpoint {path}: format = {metadata.get('format')!r}, expected {str(FORMAT)!r}")
-    if "model" not in tensors or metadata.get("sha256") != _digest(tensors):
+    if "model" not in tensors or metadata.get("sha256") != _digest(tensors, metadata.get("round")):
         raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
     parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
     for name, tensor in tensors.items():
@@ -214,8 +229,8 @@ def _read_checkpoint(path: Path) -> ServerState:
     return ServerState(int(metadata["round"]), tensors["model"], **parts)
 
 
-def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, torch.Tensor], round: str | None) -> str:
+    digest = hashlib.sha256(f"round {round};".encode())
     for name in sorted(tensors):
         digest.update(f"{name}:{tuple(tensors[name].shape)}:{tensors[name].dtype};".encode())
         digest.update(tensors[name].contiguous().numpy().data)

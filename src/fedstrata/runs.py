@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from fedstrata import experiment as experiments
 from fedstrata.algorithm import Algorithm
+from fedstrata.algorithms import to_table
 from fedstrata.client import Setup, build_model
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import RecipeError, RunDirectoryError
@@ -30,7 +31,7 @@ from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
 from fedstrata.rounds import Plan, RoundRecord, ServerState, fit, initial_state, settle
 from fedstrata.rundir import RunDirectory, weights_digest
-from fedstrata.storage import locked
+from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
 from fedstrata.tasks.task import ACCURACY, Metric, Task
 
@@ -237,7 +238,8 @@ class Run:
         decisive = self.experiment.evaluation.on[0]
         lines = self.history() if history is None else history
         name = self.metric.name
-        return [(line["round"], line["metrics"][decisive][name]) for line in lines if decisive in line["metrics"]]
+        measured = [(line["round"], line["metrics"][decisive][name]) for line in lines if decisive in line["metrics"]]
+        return [(round, math.nan if value is None else value) for round, value in measured]  # null: was not finite
 
     def rounds_to_target(self, history: list[Line] | None = None) -> int | None:
         """The first round that reached the target; None if none did (or there is no target)."""
@@ -251,6 +253,7 @@ class Run:
         history, metric = self.history(), self.metric
         curve = self.curve(history)
         values = [value for _, value in curve]
+        finite = [value for value in values if math.isfinite(value)]
         reached = self.rounds_to_target(history)
         to_target = next((line["upload_total"] for line in history if line["round"] == reached), None)
         return {
@@ -258,7 +261,7 @@ class Run:
             "seed": self.experiment.seed,
             "rounds": history[-1]["round"] if history else 0,
             metric.name: values[-1] if values else None,
-            "best": (max if metric.direction == "max" else min)(values) if values else None,
+            "best": (max if metric.direction == "max" else min)(finite) if finite else None,
             "rounds_to_target": reached,
             "upload": history[-1]["upload_total"] if history else 0,
             "upload_to_target": to_target,
@@ -273,14 +276,14 @@ class Run:
 
     def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
         """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
-        state = self.model(task=task, data=data).state_dict()
-        tensors = {name: tensor.detach().clone() for name, tensor in state.items()}
-        metadata = {"experiment": self.experiment.name, "algorithm": self.experiment.label}
         target = Path(path)
         if target.exists():
             raise RunDirectoryError(f"{target} exists; it is not overwritten")
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, target, metadata)
+        state = self.model(task=task, data=data).state_dict()
+        tensors = {name: tensor.detach().clone() for name, tensor in state.items()}
+        metadata = {"experiment": self.experiment.name, "algorithm": self.experiment.label}
+        write_whole(target, save(tensors, metadata))
 
 
 def _no_function(outputs: Any, targets: Any) -> float:
@@ -291,7 +294,7 @@ def run(
     recipe: str | Path | Mapping[str, Any] | Experiment = "quickstart",
     *,
     task: Task | None = None,
-    algorithm: str | Mapping[str, Any] | None = None,
+    algorithm: str | Mapping[str, Any] | Algorithm | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     seed: int | None = None,
     out: str | Path | None = None,
@@ -299,6 +302,11 @@ def run(
     on_round: Callable[[Line], None] | None = None,
 ) -> Run:
     """Run a recipe to its end, by name, path, table or as an Experiment, or your own Task, and return the Run."""
+    if isinstance(algorithm, Algorithm):
+        settings = {"layers.grouping": algorithm.grouping, **_as_mapping(settings)}
+        algorithm = to_table(algorithm)
+    if task is not None:
+        settings = {"task.function": PYTHON_TASK, **_as_mapping(settings)}
     if not isinstance(recipe, Experiment):
         recipe = experiments.load(recipe, algorithm=algorithm, settings=settings, seed=seed)
     new, prepared = Run.create(recipe, out, task=task, data=Path(data) if data is not None else None)
@@ -327,11 +335,11 @@ def resume(
 def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -> Run:
     """Open a run for continuing it, with the few settings that may change."""
     old = Run(path)
-    pairs = list(settings.items() if isinstance(settings, Mapping) else map(experiments.parse_setting, settings))
-    if not pairs:
+    changes = _as_mapping(settings)
+    if not changes:
         return old
     table = old.experiment.model_dump(mode="json", exclude_none=True)
-    for key, value in pairs:
+    for key, value in changes.items():
         if key not in CHANGEABLE_ON_RESUME:
             allowed = ", ".join(CHANGEABLE_ON_RESUME)
             raise RecipeError(key, value, f"cannot change when a run is resumed; only {allowed} can")
@@ -343,6 +351,10 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -
     with locked(old.path):
         old.directory.rewrite_recipe(changed)
     return old
+
+
+def _as_mapping(settings: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(settings.items() if isinstance(settings, Mapping) else map(experiments.parse_setting, settings))
 
 
 def default_directory(experiment: Experiment) -> Path:

@@ -33,6 +33,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         _write_all(handle, line.encode())
+        os.fsync(handle)
     finally:
         os.close(handle)
 

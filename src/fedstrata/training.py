@@ -30,7 +30,7 @@ class Training(BaseModel):
     lr: float = Field(0.01, gt=0, description="learning rate of the first round")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
     momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="of SGD and Adam, as an L2 penalty")
     stragglers: float = Field(0.0, ge=0, le=1, description="share of a round's clients that do only part of the work")
     keep_stragglers: bool = Field(True, description="whether the server uses what stragglers send")
     dropouts: float = Field(0.0, ge=0, lt=1, description="probability that a client vanishes from a round")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fedstrata.cli.tables import partition_table
 from fedstrata.rng import generator
 from fedstrata.tasks.partitions import (
     PARTITIONS,
@@ -20,7 +21,6 @@ from fedstrata.tasks.partitions import (
     Partition,
     Shards,
     TwoClassDirichlet,
-    render_table,
 )
 
 BALANCED = np.tile(np.arange(10), 100)
@@ -271,8 +271,8 @@ def test_a_hundred_thousand_clients_are_cheap(scheme):
 
 
 @pytest.mark.parametrize(("clients", "caption"), [(0, None), (40, None), (41, "and 1 more clients")])
-def test_render_table_shows_sizes_and_says_what_it_leaves_out(clients, caption):
-    view = render_table(np.tile(np.array([[3, 0, 4]]), (clients, 1)), ("cat", "dog", "emu"))
+def test_partition_table_shows_sizes_and_says_what_it_leaves_out(clients, caption):
+    view = partition_table([[3, 0, 4]] * clients, ("cat", "dog", "emu"))
     assert view.row_count == min(clients, 40)
     assert view.caption == caption
     with (console := Console(width=80)).capture() as capture:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
 
-from fedstrata.cli import compare, data, inspect, run
+from fedstrata.cli import compare, data, run, show
 from fedstrata.errors import FedstrataError, UserError
 
 app = typer.Typer(
@@ -22,10 +23,10 @@ app = typer.Typer(
 )
 app.command("run")(run.run_command)
 app.command("compare")(compare.compare_command)
-app.command("show")(inspect.show_command)
-app.command("export")(inspect.export_command)
-app.command("partition")(inspect.partition_command)
-app.command("list")(inspect.list_command)
+app.command("show")(show.show_command)
+app.command("export")(show.export_command)
+app.command("partition")(show.partition_command)
+app.command("list")(show.list_command)
 app.add_typer(data.app, name="data")
 
 
@@ -46,6 +47,9 @@ def _options(
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2, never a traceback."""
+    signal.signal(
+        signal.SIGTERM, signal.getsignal(signal.SIGINT)
+    )  # being asked to stop is like Ctrl-C: nothing is lost
     try:
         app()
     except FedstrataError as error:
@@ -55,3 +59,6 @@ def main() -> None:
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:  # a disk that is full, a folder one may not write to
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)

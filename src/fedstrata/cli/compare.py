@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.cli.live import figure, size
 from fedstrata.cli.run import Data, Settings, Workers
+from fedstrata.cli.tables import figure, size
 from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,27 +37,41 @@ def compare_command(
 ) -> None:
     """Run several algorithms over several seeds and compare them, paired by seed.
 
-    Below five seeds every seed's value is shown, from five on the median with a 95 % bootstrap interval. A target
-    that was not reached stays in as "more than T". Interrupted, the same command goes on where it was.
+    Below five seeds every seed's value is shown, from five on the median with a 95 % bootstrap interval.
+
+    A target that was not reached stays in as "more than T". Interrupted, the same command goes on where it was.
 
     Example:
 
     fedstrata compare quickstart --algorithms fedavg,fedadp,fedlayerwise --seeds 0..4
     """
-    from fedstrata.compare import plan
+    from fedstrata.compare import plan, write_results
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    comparison = plan(recipe, names, parse_seeds(seeds), settings=changes, out=out)
+    comparison = plan(recipe, names, parse_seeds(seeds), settings=changes, out=out, data=data)
     console = Console()
     try:
         _run_all(console, comparison, data)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command with --out {comparison.path} goes on from here", soft_wrap=True)
         raise typer.Exit(130) from None
+    show_tables(console, comparison)
+    console.print(f"as numbers: {write_results(comparison)}", soft_wrap=True, highlight=False)
+    console.print(f"run directories: {comparison.path}", soft_wrap=True, highlight=False)
+
+
+def show_comparison(console: Console, path: Path) -> None:
+    """The tables of a comparison that was run before."""
+    from fedstrata.compare import reopen_comparison
+
+    show_tables(console, reopen_comparison(path))
+
+
+def show_tables(console: Console, comparison: Comparison) -> None:
+    """What came out."""
     for table in result_tables(comparison):
         console.print(table)
-    console.print(f"run directories: {comparison.path}", soft_wrap=True, highlight=False)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -154,17 +169,22 @@ def result_tables(comparison: Comparison) -> list[Table]:
     }
     for algorithm in comparison.algorithms:
         cells = (_show(estimate(values[algorithm, name]), write) for name, _, write in columns)
-        table.add_row(algorithm, *cells)
+        table.add_row(escape(algorithm), *map(escape, cells))
     tables = [table]
     if len(comparison.algorithms) > 1:
         baseline = comparison.algorithms[0]
         paired = Table("algorithm", *(name for name, _, _ in columns), title=f"minus {baseline}, paired by seed")
         for algorithm in comparison.algorithms[1:]:
             cells = (
-                _show_difference(paired_differences(values[algorithm, name], values[baseline, name]), name, metric)
+                _show_difference(
+                    paired_differences(values[algorithm, name], values[baseline, name]),
+                    name == metric,
+                    name.startswith("upload"),
+                    (algorithm, baseline),
+                )
                 for name, _, _ in columns
             )
-            paired.add_row(algorithm, *cells)
+            paired.add_row(escape(algorithm), *map(escape, cells))
         tables.append(paired)
     return tables
 
@@ -180,22 +200,22 @@ def _show(result: Estimate, write: Callable[[float], str]) -> str:
     return f"{write(result.median)} [{write(low)}, {write(high)}]"
 
 
-def _show_difference(differences: Sequence[float], name: str, metric: str) -> str:
-    """Differences as signed figures; one that only bounds the truth says so."""
+def _show_difference(differences: Sequence[float], is_metric: bool, is_size: bool, names: tuple[str, str]) -> str:
+    """Signed figures; where only one of the two reached the target, its name is all that can be said."""
     from fedstrata.compare import ENOUGH_SEEDS, estimate
+
+    ours, baseline = names
 
     def write(value: float) -> str:
         if math.isnan(value):
-            return "both not reached"
+            return "neither"
         if math.isinf(value):
-            return "only first reached" if value > 0 else "only this reached"
-        if name == metric:
-            return f"{value:+.4f}"
-        if name.startswith("upload"):
-            return ("+" if value >= 0 else "−") + size(abs(value))
-        return f"{value:+g}"
+            return f"{baseline} only" if value > 0 else f"{ours} only"
+        sign = "−" if value < 0 else "+"
+        amount = f"{abs(value):.4f}" if is_metric else size(abs(value)) if is_size else f"{abs(value):g}"
+        return sign + amount
 
-    finite = [value for value in differences if not math.isnan(value)]
-    if len(finite) < ENOUGH_SEEDS or len(finite) < len(differences):
+    known = [value for value in differences if not math.isnan(value)]
+    if len(known) < ENOUGH_SEEDS or len(known) < len(differences):
         return ", ".join(map(write, differences))
-    return _show(estimate(finite), write)
+    return _show(estimate(known), write)

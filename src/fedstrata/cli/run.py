@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.cli.live import LiveTable, figure, size
-from fedstrata.errors import UserError
+from fedstrata.cli.tables import LiveTable, figure, size
+from fedstrata.errors import FedstrataError, UserError
 
 if TYPE_CHECKING:
     from fedstrata.runs import Prepared, Run
@@ -92,6 +92,9 @@ def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | N
         done = history[-1]["round"] if history else 0
         console.print(f"stopped after round {done}; go on with: fedstrata run --resume {run.path}", soft_wrap=True)
         raise typer.Exit(130) from None
+    except FedstrataError:
+        console.print(f"run directory, with what was done: {run.path}", soft_wrap=True, highlight=False)
+        raise
     console.print(summary_table(run))
     console.print(f"SHA-256 of the weights: {run.summary()['weights_sha256']}", soft_wrap=True, highlight=False)
     console.print(f"run directory: {run.path}", soft_wrap=True, highlight=False)

@@ -20,7 +20,7 @@ from fedstrata.layers import Layers
 
 @dataclass(frozen=True)
 class AdaptiveMu:
-    """a = 0, or a single layer, is FedProx(μ₀)."""
+    """A μ per layer that follows the layer's drift; a = 0, or a single layer, is FedProx(μ₀)."""
 
     mu0: float = 0.01
     a: float = 0.5

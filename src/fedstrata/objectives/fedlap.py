@@ -23,7 +23,10 @@ from fedstrata.layers import Layers
 
 @dataclass(frozen=True)
 class FedLap:
-    """`q` multiplies the penalty, or, as `form="exponent"`, makes it λ^((1−q)/q): FedProx at 1, eq 10 at ½."""
+    """A spring per neuron that stiffens as the neuron turns.
+
+    `q` multiplies the penalty, or, as `form="exponent"`, makes it λ^((1−q)/q): FedProx at 1, eq 10 at ½.
+    """
 
     q: float = 0.5
     form: Literal["factor", "exponent"] = "factor"

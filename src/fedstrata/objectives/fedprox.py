@@ -15,7 +15,7 @@ from fedstrata.layers import Layers
 
 @dataclass(frozen=True)
 class FedProx:
-    """The same μ for every parameter. μ = 0 leaves every tensor free, so it *is* FedAvg."""
+    """The same μ holds every parameter back; μ = 0 *is* plain."""
 
     mu: float = 0.01
 

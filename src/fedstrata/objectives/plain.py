@@ -13,7 +13,7 @@ from fedstrata.layers import Layers
 
 @dataclass(frozen=True)
 class Plain:
-    """No spring."""
+    """The task loss alone; nothing holds the weights back."""
 
     refresh: ClassVar[Literal["round"]] = "round"
     differentiable: ClassVar[bool] = False

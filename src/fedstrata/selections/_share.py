@@ -1,15 +1,28 @@
-"""How many clients upload a layer, for the selections that have an `n`."""
+"""What the selections that take n of a round's clients have in common."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
 
 from fedstrata.checks import require
 
 
-def check_n(n: int | None) -> None:
-    """Refuse an n below one; that n ≤ K is checked where K is known."""
-    require(n is None or n >= 1, "n", n, "must be at least 1")
+@dataclass(frozen=True)
+class SomeClients:
+    """`n` clients; by default a fifth of the round's, as FedLDF's 4 of 20."""
 
+    n: int | None = None
 
-def resolve_n(n: int | None, clients: int) -> int:
-    """The given n, or a fifth of the round's clients (FedLDF's 4 of 20); fewer clients than that: all of them."""
-    return min(n if n is not None else max(1, round(clients / 5)), clients)
+    def __post_init__(self) -> None:
+        require(self.n is None or self.n >= 1, "n", self.n, "must be at least 1")
+
+    def for_cohort(self, clients: int) -> Self:
+        """The selection with its n settled for rounds of K clients."""
+        n = self.n if self.n is not None else max(1, round(clients / 5))
+        require(n <= clients, "n", n, f"must be at most the clients of a round, {clients}")
+        return replace(self, n=n)
+
+    def count(self, clients: int) -> int:
+        """How many of the clients that are left: all, if fewer than n answered."""
+        return clients if self.n is None else min(self.n, clients)

@@ -14,7 +14,7 @@ from fedstrata.layers import Layers
 
 @dataclass(frozen=True)
 class Everything:
-    """m = 1."""
+    """Everyone sends everything."""
 
     decides: ClassVar[Literal["before"]] = "before"
 

@@ -13,19 +13,14 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import Layers
-from fedstrata.selections._share import check_n, resolve_n
+from fedstrata.selections._share import SomeClients
 
 
 @dataclass(frozen=True)
-class FedLDF:
-    """`n` clients per layer; by default a fifth of the round's, as in the paper."""
-
-    n: int | None = None
+class FedLDF(SomeClients):
+    """Each layer comes from the `n` clients where it diverged most; by default a fifth of the round's."""
 
     decides: ClassVar[Literal["after_scores"]] = "after_scores"
-
-    def __post_init__(self) -> None:
-        check_n(self.n)
 
     def score(self, update: Tensor, layers: Layers) -> Tensor:
         """The divergence of each layer (eq 3)."""
@@ -34,4 +29,4 @@ class FedLDF:
     def choose(self, scores: Tensor) -> Tensor:
         """The n largest of each column (eq 4); the lower index wins a tie."""
         order = torch.sort(scores, dim=0, descending=True, stable=True).indices
-        return torch.zeros(scores.shape, dtype=torch.bool).scatter_(0, order[: resolve_n(self.n, len(scores))], True)
+        return torch.zeros(scores.shape, dtype=torch.bool).scatter_(0, order[: self.count(len(scores))], True)

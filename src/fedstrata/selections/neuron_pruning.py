@@ -19,7 +19,7 @@ from fedstrata.layers import Layers
 
 @dataclass(frozen=True)
 class NeuronPruning:
-    """`share` of each layer's units, rounded down, at least one."""
+    """Each client sends the `share` of each layer's units that changed most, rounded down, at least one."""
 
     share: float = 0.2
 

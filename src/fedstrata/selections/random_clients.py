@@ -10,21 +10,16 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import Layers
-from fedstrata.selections._share import check_n, resolve_n
+from fedstrata.selections._share import SomeClients
 
 
 @dataclass(frozen=True)
-class RandomClients:
-    """`n` clients; by default a fifth of the round's."""
-
-    n: int | None = None
+class RandomClients(SomeClients):
+    """Everything comes from `n` random clients; by default a fifth of the round's."""
 
     decides: ClassVar[Literal["before"]] = "before"
 
-    def __post_init__(self) -> None:
-        check_n(self.n)
-
     def draw(self, clients: int, layers: Layers, generator: np.random.Generator) -> Tensor:
         """The same n clients in every column."""
-        chosen = torch.from_numpy(generator.permutation(clients) < resolve_n(self.n, clients))
+        chosen = torch.from_numpy(generator.permutation(clients) < self.count(clients))
         return chosen[:, None].expand(clients, len(layers)).contiguous()

@@ -10,22 +10,17 @@ import torch
 from torch import Tensor
 
 from fedstrata.layers import Layers
-from fedstrata.selections._share import check_n, resolve_n
+from fedstrata.selections._share import SomeClients
 
 
 @dataclass(frozen=True)
-class RandomLayers:
-    """`n` clients per layer; by default a fifth of the round's."""
-
-    n: int | None = None
+class RandomLayers(SomeClients):
+    """Each layer comes from `n` random clients; by default a fifth of the round's."""
 
     decides: ClassVar[Literal["before"]] = "before"
 
-    def __post_init__(self) -> None:
-        check_n(self.n)
-
     def draw(self, clients: int, layers: Layers, generator: np.random.Generator) -> Tensor:
         """Each column has its own n clients."""
-        n = resolve_n(self.n, clients)
+        n = self.count(clients)
         columns = [generator.permutation(clients) < n for _ in layers.layers]
         return torch.from_numpy(np.stack(columns, axis=1))

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedstrata import rng
-from fedstrata.algorithms import build_dataclass, find, import_object
 from fedstrata.checks import BadValue
-from fedstrata.errors import MISSING, DataError, RecipeError
+from fedstrata.errors import MISSING, DataError, FedstrataError, RecipeError
+from fedstrata.registry import build_dataclass, check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS, Partition
@@ -31,8 +31,10 @@ class TaskConfig(BaseModel):
     dataset: str = Field("mnist-mini", description="a name, or module:function giving ((x, y), (x, y)), train and test")
     inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
     validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
-    partition: dict[str, Any] = Field(default_factory=lambda: {"name": "iid", "clients": 10})
-    model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"})
+    partition: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
+    )
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
     function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
 
@@ -83,8 +85,8 @@ class ClientShards(Sequence[Samples]):
 def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path | None = None) -> Task:
     """Load, partition, and put together what the recipe names."""
     if config.function is not None:
-        return _users_task(config)
-    train, test, class_names, source = _load(config, data)
+        return _users_task(config, seed)
+    train, test, class_names, source = _load(config, seed, data)
     evaluation: dict[str, Any] = {"test": test}
     labels = train.targets.numpy()
     rows = np.arange(len(labels))
@@ -110,22 +112,39 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
     )
 
 
-def _users_task(config: TaskConfig) -> Task:
+def _users_task(config: TaskConfig, seed: int) -> Task:
     assert config.function is not None
     if config.function == PYTHON_TASK:
         raise RecipeError("task.function", PYTHON_TASK, "this run's Task was given in Python; give it again there")
-    task = import_object(config.function, "task.function")(**config.options)
+    function = import_object(config.function, "task.function")
+    if not callable(function):
+        raise RecipeError("task.function", config.function, f"is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(**config.options)
+    except TypeError as error:
+        raise RecipeError("task.options", config.options, str(error)) from None
+    try:
+        with rng.global_scope(seed, "task"):
+            task = function(**config.options)
+    except FedstrataError:
+        raise
+    except Exception as error:
+        raise RecipeError("task.function", config.function, f"{type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise RecipeError("task.function", config.function, f"gave a {type(task).__name__}, not a fedstrata.Task")
     return task
 
 
-def _load(config: TaskConfig, data: Path | None) -> tuple[Samples, Samples, Sequence[str], str]:
+def _load(config: TaskConfig, seed: int, data: Path | None) -> tuple[Samples, Samples, Sequence[str], str]:
     if ":" in config.dataset:
         try:
-            train, test = import_object(config.dataset, "task.dataset")()
-        except (TypeError, ValueError) as error:
-            raise RecipeError("task.dataset", config.dataset, f"must give ((x, y), (x, y)): {error}") from None
+            with rng.global_scope(seed, "task"):
+                train, test = import_object(config.dataset, "task.dataset")()
+        except FedstrataError:
+            raise
+        except Exception as error:
+            problem = f"must give ((x, y), (x, y)): {type(error).__name__}: {error}"
+            raise RecipeError("task.dataset", config.dataset, problem) from error
         train, test = as_data(train, "train"), as_data(test, "test")
         if not isinstance(train, Samples) or not isinstance(test, Samples):
             raise RecipeError("task.dataset", config.dataset, "must give tensors; use task.function for a Dataset")
@@ -176,8 +195,24 @@ def build_partition(table: Mapping[str, Any]) -> Any:
     options = dict(table)
     if "name" not in options:
         raise RecipeError("task.partition.name", MISSING, f"is missing; there are: {', '.join(PARTITIONS)}")
-    scheme = find("task.partition", options.pop("name"), PARTITIONS)
+    scheme = find("task.partition.name", options.pop("name"), PARTITIONS)
+    if not isinstance(scheme, type):  # a function of labels and generator
+        return _FunctionPartition(scheme, options)
     return build_dataclass(scheme, options, "task.partition")
+
+
+@dataclass(frozen=True)
+class _FunctionPartition:
+    """A user's partition that is a function: (labels, generator, **options) -> one array of indices per client."""
+
+    function: Callable[..., Any]
+    options: dict[str, Any]
+
+    def split(self, labels: np.ndarray, generator: np.random.Generator) -> Any:
+        try:
+            return self.function(labels, generator, **self.options)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
 
 
 def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
@@ -186,13 +221,15 @@ def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: in
     if "name" not in options:
         raise RecipeError("task.model.name", MISSING, f"is missing; there are: {', '.join(MODELS)}")
     name = options.pop("name")
-    factory = find("task.model", name, MODELS)
+    factory = find("task.model.name", name, MODELS)
     accepted = inspect.signature(factory).parameters
+    types = get_type_hints(factory) if inspect.isfunction(factory) else {}
     given = {key: value for key, value in (("input_shape", shape), ("classes", classes)) if key in accepted}
     for key, value in options.items():
         anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
         if key in given or (key not in accepted and not anything):
-            raise RecipeError(f"task.model.{key}", value, f"{name} has no such option")
+            raise RecipeError(f"task.model.{key}", value, f"{name} has no such option{did_you_mean(key, accepted)}")
+        check_type(f"task.model.{key}", value, types.get(key, Any))
 
     def make() -> nn.Module:
         try:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from fedstrata.checks import require
 
@@ -256,17 +255,6 @@ PARTITIONS: dict[str, type] = {
     "two_class_dirichlet": TwoClassDirichlet,
 }
 """Every scheme by name."""
-
-
-def render_table(table: Ints, class_names: Sequence[str], rows: int = 40) -> Table:
-    """Clients × classes with the clients' sizes, for the terminal; the first `rows` clients when there are more."""
-    left_out = len(table) - rows
-    view = Table(title="samples by client and class", caption=f"and {left_out} more clients" if left_out > 0 else None)
-    for heading in ("client", *class_names, "all"):
-        view.add_column(heading, justify="right")
-    for client, counts in enumerate(table[:rows]):
-        view.add_row(str(client), *(str(count) if count else "·" for count in counts), str(counts.sum()))
-    return view
 
 
 def _x_class_nodes(

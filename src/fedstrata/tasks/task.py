@@ -122,6 +122,8 @@ class Task:
     """What a run directory should remember of the data: its source, the clients × classes table."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module):
+            raise DataError(f"task {self.name!r}: model must be a function that builds a model, not a model")
         if len(self.clients) == 0:
             raise DataError(f"task {self.name!r}: clients is empty")
         if self.held_out is not None and len(self.held_out) != len(self.clients):

@@ -1,4 +1,4 @@
-"""What FedAdp and FedLayerWise share: angles from Gram matrices, their running mean, and FedAdp's weight function."""
+"""What FedAdp and FedLayerWise share: the running mean of an angle, and how much an angle counts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from torch import Tensor
 Smoothing = Literal["participation", "round"]
 """What t is in the running mean (eq 8) of a client that does not take part every round: the number of rounds it has
 taken part in, or, literally, the round's number."""
-
-
-def angle(inner: Tensor, norm_update: Tensor, norm_mean: Tensor) -> Tensor:
-    """θ = arccos(⟨G, Δ_k⟩ / ‖G‖‖Δ_k‖) (eq 7); a zero vector has no angle: π/2."""
-    lengths = norm_update * norm_mean
-    return torch.where(lengths > 0, inner / lengths.where(lengths > 0, 1.0), 0.0).clamp(-1, 1).arccos()
 
 
 def smooth(before: Tensor, count: Tensor, now: Tensor, round: int, smoothing: Smoothing) -> Tensor:

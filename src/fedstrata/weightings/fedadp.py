@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedstrata.algorithm import State
 from fedstrata.checks import require
+from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.messages import Cohort
-from fedstrata.weightings.angles import Smoothing, angle, importance, smooth
+from fedstrata.weightings.angles import Smoothing, importance, smooth
 
 
 @dataclass(frozen=True)
 class FedAdp:
-    """One angle per client."""
+    """A client counts more, the smaller its angle to the mean update."""
 
     alpha: float = 5.0
     smoothing: Smoothing = "participation"
@@ -39,14 +39,10 @@ class FedAdp:
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
         """ψ_k, the same for every layer."""
         sent, who = cohort.sent, cohort.clients
-        inner = (cohort.inner_with_mean * sent).sum(1)  # ⟨Δ_k, G⟩ over the layers that k sent
-        norm_mean = (cohort.mean_squared * sent).sum(1).sqrt()  # ‖G‖ over the same layers
-        norm_update = (cohort.update_squared * sent).sum(1).sqrt()
-        now = angle(inner, norm_update, norm_mean)
-
         took_part = sent.any(1)
         before, count = state["smoothed_angle"][who], state["count"][who]
-        smoothed = torch.where(took_part, smooth(before, count, now, cohort.round, self.smoothing), before)
+        now = smooth(before, count, cohort.model_angles, cohort.round, self.smoothing)
+        smoothed = torch.where(took_part, now, before)
         psi = cohort.sizes * torch.exp(importance(smoothed, self.alpha))
         return psi[:, None].expand(-1, len(cohort.layers)), {
             "smoothed_angle": state["smoothed_angle"].index_put((who,), smoothed),

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedstrata.algorithm import State
 from fedstrata.checks import require
+from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.messages import Cohort
-from fedstrata.weightings.angles import Smoothing, angle, importance, smooth
+from fedstrata.weightings.angles import Smoothing, importance, smooth
 
 
 @dataclass(frozen=True)
 class FedLayerWise:
-    """One angle per client and layer."""
+    """A client's layer counts more, the smaller its angle to the layer's mean update."""
 
     alpha: float = 5.0
     smoothing: Smoothing = "participation"
@@ -39,9 +39,9 @@ class FedLayerWise:
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
         """ψ_{k,l}; who did not send layer l keeps its angle there."""
         sent, who = cohort.sent, cohort.clients
-        now = angle(cohort.inner_with_mean, cohort.update_squared.sqrt(), cohort.mean_squared.sqrt())
         before, count = state["smoothed_angle"][who], state["count"][who]
-        smoothed = torch.where(sent, smooth(before, count, now, cohort.round, self.smoothing), before)
+        now = smooth(before, count, cohort.layer_angles, cohort.round, self.smoothing)
+        smoothed = torch.where(sent, now, before)
         psi = cohort.sizes[:, None] * torch.exp(importance(smoothed, self.alpha))
         return psi, {
             "smoothed_angle": state["smoothed_angle"].index_put((who,), smoothed),

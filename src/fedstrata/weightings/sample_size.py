@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedstrata.algorithm import State
+from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.messages import Cohort
 
 
 @dataclass(frozen=True)
 class SampleSize:
-    """w_kl = n_k."""
+    """Each upload counts by its client's samples: w_kl = n_k."""
 
     def init(self, clients: int, layers: Layers) -> State:
         """Nothing to remember."""

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithm import State
+from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.messages import Cohort
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """w_kl = 1."""
+    """Each upload counts the same: w_kl = 1."""
 
     def init(self, clients: int, layers: Layers) -> State:
         """Nothing to remember."""

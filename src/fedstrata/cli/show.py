@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedstrata.cli.live import figure, size
+from fedstrata.cli.compare import show_comparison
 from fedstrata.cli.run import Data, Settings, summary_table
+from fedstrata.cli.tables import figure, partition_table, size
 from fedstrata.errors import FedstrataError, UserError
 
 if TYPE_CHECKING:
@@ -21,10 +22,16 @@ RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
 
 
 def show_command(directory: RunDir) -> None:
-    """Show a run: its outcome, what happened in each layer, where its bytes went, and who held which classes."""
+    """Show a run: its outcome, what happened in each layer, where its bytes went, and who held which classes.
+
+    Of a comparison's directory, show the tables that `fedstrata compare` ended with.
+    """
     from fedstrata.runs import Run
 
     console = Console()
+    if (directory / "compare.json").exists():
+        show_comparison(console, directory)
+        return
     run = Run(directory)
     history = run.history()
     experiment = run.experiment
@@ -44,46 +51,43 @@ def show_command(directory: RunDir) -> None:
         console.print(table)
     data = run.directory.info["data"]
     if "table" in data:
-        import numpy as np
-
-        from fedstrata.tasks.partitions import render_table
-
-        console.print(render_table(np.array(data["table"]), data["class_names"], rows=12))
+        console.print(partition_table(data["table"], data["class_names"], rows=12))
     if "source" in data:
         console.print(f"data: {data['dataset']} ({data['source']})", highlight=False)
 
 
 def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:
-    """Each layer in the last round: medians over clients, and its share of all upload so far."""
+    """Each layer in the last round: medians over clients, and what was uploaded of it so far."""
     import numpy as np
 
     last = history[-1]["round"]
-    table = Table("layer", "numbers", title=f"layers in round {last} (medians over clients)")
-    figures: dict[str, Any] = {}
-    if run.experiment.record.layers:
-        figures = run.figures(last)
-        for name in ("angle", "divergence", "relative", "weight min … max", "μ"):
-            table.add_column(name, justify="right")
-    for name in ("sent by", "uploaded"):
-        table.add_column(name, justify="right")
+    figures: dict[str, Any] = run.figures(last) if run.experiment.record.layers else {}
     uploaded = np.sum([line["bytes"]["up"] for line in history], axis=0)
-    replies = history[-1]["replies"]
+    columns: dict[str, list[str]] = {}
     for at, layer in enumerate(run.directory.info["layers"]):
-        row = [escape(layer["name"]), f"{layer['numbers']:,}"]
+        cells = {"numbers": f"{layer['numbers']:,}"}
         if figures:
             column = {name: values[:, at] for name, values in figures.items() if values.ndim == 2}
-            known = column["weight"][column["weight"] > 0]
-            row += [
-                _median(np.degrees(column["angle"]), "{:.0f}°"),
-                _median(column["divergence"], "{:.3g}"),
-                _median(column["divergence"] / column["norm"], "{:.1%}"),
-                f"{known.min():.3f} … {known.max():.3f}" if len(known) else "–",
-                _median(column["mu"], "{:.3g}"),
-                f"{int((column['mask'] > 0).sum())} of {len(column['mask'])}",
-            ]
-        else:
-            row += [f"{replies}"]
-        table.add_row(*row, size(float(uploaded[at])))
+            weights = column["weight"][column["weight"] > 0]
+            cells |= {
+                "angle": _median(np.degrees(column["angle"]), "{:.0f}°"),
+                "drift": _median(column["divergence"], "{:.3g}"),
+                "of norm": _median(column["divergence"] / column["norm"], "{:.1%}"),
+                "weights": f"{weights.min():.2f}–{weights.max():.2f}" if len(weights) else "–",
+                "μ": _median(column["mu"], "{:.3g}"),
+                "sent": f"{int((column['mask'] > 0).sum())}/{len(column['mask'])}",
+            }
+        cells["uploaded"] = size(float(uploaded[at]))
+        for name, cell in cells.items():
+            columns.setdefault(name, []).append(cell)
+    if set(columns.get("μ", ())) <= {"0", "–"}:  # no spring: nothing to see
+        columns.pop("μ", None)
+    table = Table(title=f"layers in round {last} (medians over clients)")
+    table.add_column("layer", overflow="fold", min_width=8)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer, *row in zip(run.layer_names, *columns.values(), strict=True):
+        table.add_row(escape(layer), *row)
     return table
 
 
@@ -113,16 +117,13 @@ def partition_command(
     data: Data = None,
 ) -> None:
     """Show which client would hold how many samples of which class, without training."""
-    import numpy as np
-
     from fedstrata.experiment import load
     from fedstrata.runs import prepare
-    from fedstrata.tasks.partitions import render_table
 
     task = prepare(load(recipe, settings=settings or [], seed=seed), data=data).task
     if "table" not in task.notes:
         raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
-    Console().print(render_table(np.array(task.notes["table"]), task.notes["class_names"]))
+    Console().print(partition_table(task.notes["table"], task.notes["class_names"]))
 
 
 def list_command(
@@ -215,7 +216,10 @@ def _settings() -> Table:
 
     from fedstrata.experiment import Experiment
 
-    table = Table("setting", "default", "what it is", title="--set KEY=VALUE", title_justify="left")
+    table = Table(title="--set KEY=VALUE", title_justify="left")
+    table.add_column("setting", no_wrap=True)
+    for heading in ("default", "what it is"):
+        table.add_column(heading)
     for name, entry in Experiment.model_fields.items():
         if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
             for key, inner in entry.annotation.model_fields.items():

@@ -1,15 +1,17 @@
-"""What a terminal shows while a run goes on, and the few ways in which figures are written."""
+"""What a terminal shows: the live table of a run, and how figures are written."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +42,20 @@ def duration(seconds: float) -> str:
 
 def figure(value: float | None) -> str:
     """A metric or a loss for people."""
-    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def partition_table(table: Sequence[Sequence[int]], class_names: Sequence[str], rows: int = 40) -> Table:
+    """Clients × classes with the clients' sizes; the first `rows` clients when there are more."""
+    left_out = len(table) - rows
+    view = Table(title="samples by client and class", caption=f"and {left_out} more clients" if left_out > 0 else None)
+    for heading in ("client", *class_names, "all"):
+        view.add_column(escape(heading), justify="right")
+    for client, counts in enumerate(table[:rows]):
+        view.add_row(str(client), *(str(count) if count else "·" for count in counts), str(sum(counts)))
+    return view
 
 
 class LiveTable:
@@ -81,15 +96,15 @@ class LiveTable:
         else:
             names = ("round", "loss", self._metric, "uploaded", "left")
             cells = "  ".join(f"{name} {cell}" for name, cell in zip(names, self._cells(line), strict=True))
-            self._console.print(f"  {cells}{self._lost(line)}", highlight=False)
+            self._console.print(f"  {cells}{self._lost(line)}", highlight=False, markup=False, soft_wrap=True)
 
     def _cells(self, line: dict[str, Any]) -> tuple[str, ...]:
         measured = line["metrics"].get(self._decisive, {})
-        loss = measured.get("loss", line["train_loss"])
-        left = statistics.median(self._seconds) * (self._rounds - line["round"])
+        recent = list(self._seconds)[1 if len(self._seconds) > 1 else 0 :]  # the first round also warms up
+        left = statistics.median(recent) * (self._rounds - line["round"])
         return (
             f"{line['round']}/{self._rounds}",
-            figure(loss),
+            figure(measured.get("loss")),
             figure(measured.get(self._metric)),
             size(line["upload_total"]),
             duration(left),

@@ -1,0 +1,278 @@
+"""Comparisons: figures worked out by hand, and directories that are gone on with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedstrata
+from fedstrata.cli.compare import parse_seeds, result_tables
+from fedstrata.compare import ENOUGH_SEEDS, Outcome, estimate, outcome, paired_differences, plan, run_cell
+from fedstrata.errors import RecipeError, RunDirectoryError
+from fedstrata.experiment import load
+from fedstrata.runs import Run
+
+INF = math.inf
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "median"),
+    [
+        ([3], 3),
+        ([1, 5], 3),
+        ([5, 1, 3], 3),
+        ([4, 1, 3, 2], 2.5),
+        ([1, 2, INF], 2),
+        ([1, INF, INF], INF),
+        ([1, 2, 3, INF], 2.5),
+        ([1, 2, INF, INF], INF),
+        ([INF, INF], INF),
+        ([INF] * 6, INF),
+    ],
+)
+def test_medians_with_censored_values(values: list[float], median: float) -> None:
+    result = estimate(values)
+    assert result.median == median
+    assert result.values == tuple(values)  # all of them, in the seeds' order
+    assert (result.interval is None) == (len(values) < ENOUGH_SEEDS)
+
+
+def test_an_interval_from_five_seeds_on() -> None:
+    assert ENOUGH_SEEDS == 5
+    values = [1.0, 2.0, 3.0, 4.0, 100.0]
+    first, again = estimate(values), estimate(list(reversed(values)))
+    assert first.interval is not None
+    low, high = first.interval
+    assert first.interval == estimate(values).interval
+    assert again.median == first.median == 3
+    # The median of five draws is the smallest value if at least three of them are it: a chance of
+    # Σ_{i≥3} C(5,i) 0.2^i 0.8^(5-i) = 5.8 %, above 2.5 %. So both ends are the extremes.
+    assert (low, high) == (1.0, 100.0)
+    many = estimate(np.arange(101.0).tolist())
+    assert many.interval is not None
+    assert 30 <= many.interval[0] < 50 < many.interval[1] <= 70
+    assert estimate([7.0] * 5).interval == (7.0, 7.0)
+
+
+def test_an_interval_may_end_at_more_than_t() -> None:
+    result = estimate([10, 20, 30, INF, INF])
+    assert result.median == 30
+    assert result.interval == (10, INF)
+    assert estimate([INF] * 5).interval == (INF, INF)
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    assert paired_differences([1.0, 5.0, 3.0], [2.0, 1.0, 3.0]) == [-1.0, 4.0, 0.0]
+    first, second, third = paired_differences([INF, 1.0, INF], [1.0, INF, INF])
+    assert (first, second) == (INF, -INF)
+    assert math.isnan(third)
+    with pytest.raises(ValueError, match="zip"):
+        paired_differences([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("0", [0]), ("0..4", [0, 1, 2, 3, 4]), ("0,1,7", [0, 1, 7]), ("0..2, 7, 9..10", [0, 1, 2, 7, 9, 10])],
+)
+def test_seeds(text: str, seeds: list[int]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def cells_of(table: Any) -> list[list[str]]:
+    columns = [list(column.cells) for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch, tiny: Any, tmp_path: Path) -> Any:
+    """Result tables of outcomes that are given, not run."""
+
+    def tables(algorithms: list[str], outcomes: dict[tuple[str, int], Outcome], target: float | None) -> Any:
+        seeds = sorted({seed for _, seed in outcomes})
+        recipe = tiny({} if target is None else {"evaluation.target": target})
+        comparison = plan(recipe, algorithms, seeds, out=tmp_path / "compare")
+        paths = {cell.path: (cell.algorithm, cell.seed) for cell in comparison.cells}
+
+        class Fake:
+            def __init__(self, path: Path) -> None:
+                self.key = paths[Path(path)]
+                self.experiment = comparison.cells[0].experiment
+                self.metric = Run.metric.fget(FakeDirectory)  # type: ignore[attr-defined]
+
+        class FakeDirectory:
+            class directory:
+                info = {"metric": {"name": "accuracy", "direction": "max"}}  # noqa: RUF012
+
+        monkeypatch.setattr("fedstrata.runs.Run", Fake)
+        monkeypatch.setattr("fedstrata.compare.outcome", lambda run: outcomes[run.key])
+        return [cells_of(table) for table in result_tables(comparison)]
+
+    return tables
+
+
+def test_below_five_seeds_every_value_is_shown(faked: Any) -> None:
+    outcomes = {
+        ("fedavg", 0): Outcome(0.5, 10, 2_000, 1_000, 20),
+        ("fedavg", 1): Outcome(0.25, INF, 2_000, INF, 20),
+        ("fedadp", 0): Outcome(0.75, 7, 2_000, 700, 20),
+        ("fedadp", 1): Outcome(0.5, 20, 2_000, 2_000, 20),
+    }
+    values, differences = faked(["fedavg", "fedadp"], outcomes, 0.9)
+    assert values == [
+        ["fedavg", "0.5000, 0.2500", "10, >20", "1 kB, not reached", "2 kB, 2 kB"],
+        ["fedadp", "0.7500, 0.5000", "7, 20", "700 B, 2 kB", "2 kB, 2 kB"],
+    ]
+    (row,) = differences
+    assert row[:2] == ["fedadp", "+0.2500, +0.2500"]
+    assert row[2] == "−3, fedadp only"
+    assert row[3] == "−300 B, fedadp only"
+    assert row[4] == "+0 B, +0 B"
+
+
+def test_from_five_seeds_on_medians_and_intervals(faked: Any) -> None:
+    rounds = [10, 12, INF, 14, INF]
+    outcomes = {("fedavg", s): Outcome(0.1 * s, r, 1_000, r * 100, 20) for s, r in enumerate(rounds)}
+    outcomes |= {("fedadp", s): Outcome(0.1 * s + 0.5, 5, 1_000, 500, 20) for s in range(5)}
+    values, differences = faked(["fedavg", "fedadp"], outcomes, 0.9)
+    assert values[0][1:3] == ["0.2000 [0.0000, 0.4000]", "14 [10, >20]"]
+    assert values[1][2] == "5 [5, 5]"
+    assert differences[0][1] == "+0.5000 [+0.5000, +0.5000]"
+    assert differences[0][2].startswith("−9 [fedadp only, −5]")
+
+
+def test_without_a_target_there_is_no_column_for_it(faked: Any) -> None:
+    outcomes = {("fedavg", 0): Outcome(0.5, None, 3_000_000, None, 20)}
+    (values,) = faked(["fedavg"], outcomes, None)
+    assert values == [["fedavg", "0.5000", "3 MB"]]
+
+
+# --- directories -----------------------------------------------------------------------------------------------------
+
+
+def test_outcomes_of_real_runs(tiny: Any, tmp_path: Path) -> None:
+    run = fedstrata.run(tiny({"evaluation.target": 0.0001}), out=tmp_path / "reached")
+    found = outcome(run)
+    assert found == Outcome(
+        metric=run.curve()[-1][1],
+        rounds_to_target=1,
+        upload=run.history()[-1]["upload_total"],
+        upload_to_target=run.history()[0]["upload_total"],
+        limit=3,
+    )
+    missed = outcome(fedstrata.run(tiny({"evaluation.target": 1.0}), out=tmp_path / "missed"))
+    assert (missed.rounds_to_target, missed.upload_to_target) == (INF, INF)
+    free = outcome(fedstrata.run(tiny(), out=tmp_path / "free"))
+    assert (free.rounds_to_target, free.upload_to_target) == (None, None)
+
+
+def test_cells_are_paired_by_seed(tiny: Any, tmp_path: Path) -> None:
+    """Runs of one seed start from the same weights and data."""
+    comparison = plan(tiny({"training.rounds": 1}), ["fedavg", "fedldf:n=2"], [0, 1], out=tmp_path / "c")
+    assert [(cell.algorithm, cell.seed) for cell in comparison.cells] == [
+        ("fedavg", 0),
+        ("fedldf:n=2", 0),
+        ("fedavg", 1),
+        ("fedldf:n=2", 1),
+    ]
+    for cell in comparison.cells:
+        assert len(list(run_cell(cell))) == 1
+    tables = {(c.algorithm, c.seed): Run(c.path).directory.info["data"]["table"] for c in comparison.cells}
+    assert tables["fedavg", 0] == tables["fedldf:n=2", 0] != tables["fedavg", 1]
+
+
+def test_a_comparison_goes_on_where_it_was(recipe: Any, cli: Any, tmp_path: Path) -> None:
+    out = tmp_path / "compare"
+    arguments = ("compare", recipe({"evaluation.target": 0.9}), "-a", "fedavg,fedldf:n=2", "--out", out)
+    answer = cli(*arguments, "--seeds", "0")
+    assert answer.code == 0, answer.err
+    stamps = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
+    assert len(stamps) == 2 * (3 + 2)
+    again = cli(*arguments, "--seeds", "0")
+    assert again.code == 0
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")} == stamps
+    assert "round 3/3" not in again.out
+    assert again.out.split("┏", 1)[1] == answer.out.split("┏", 1)[1]
+    # one cell is set back by a round, and a seed is added: only these are run
+    half = out / "fedldf-n=2" / "seed-0"
+    (half / "checkpoints" / "000003.safetensors").unlink()
+    more = cli(*arguments, "--seeds", "0,1", "--workers", "2")
+    assert more.code == 0, more.err
+    changed = {p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp}
+    assert changed == {half / "checkpoints" / "000003.safetensors", half / "layers" / "000003.safetensors"}
+    assert (out / "fedavg" / "seed-1" / "run.json").exists()
+    assert "2 seeds" in more.out
+    assert "paired by seed" in more.out
+    assert ">3, >3" in more.out
+
+
+def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> None:
+    def cells(out: str) -> Any:
+        return plan(tiny(), ["fedavg", "fedadp"], [0], out=tmp_path / out).cells
+
+    for cell in cells("whole"):
+        list(run_cell(cell))
+    first, second = cells("stopped")
+    list(run_cell(first))
+    lines = run_cell(second)
+    next(lines)
+    lines.close()
+    assert not Run(second.path).finished()
+    first, second = cells("stopped")
+    assert list(run_cell(first)) == []
+    assert [line["round"] for line in run_cell(second)] == [2, 3]
+    for name in ("fedavg", "fedadp"):
+        same_run(tmp_path / "whole" / name / "seed-0", tmp_path / "stopped" / name / "seed-0")
+
+
+def test_another_request_is_refused(tiny: Any, tmp_path: Path) -> None:
+    plan(tiny(), ["fedavg"], [0], out=tmp_path / "c")
+    plan(tiny(), ["fedavg"], [1, 2], out=tmp_path / "c")  # more seeds are the same request
+    plan(tiny({"engine.workers": 2}), ["fedavg"], [0], out=tmp_path / "c")
+    for table, algorithms in (
+        (tiny(), ["fedavg", "fedadp"]),
+        (tiny(), ["fedprox"]),
+        (tiny({"training.rounds": 4}), ["fedavg"]),
+        (tiny({"training.lr": 0.2}), ["fedavg"]),
+    ):
+        with pytest.raises(RunDirectoryError, match="holds another comparison; choose another --out"):
+            plan(table, algorithms, [0], out=tmp_path / "c")
+    (tmp_path / "c" / "compare.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match=r"compare\.json is damaged"):
+        plan(tiny(), ["fedavg"], [0], out=tmp_path / "c")
+
+
+def test_a_cell_of_another_recipe_is_refused(tiny: Any, tmp_path: Path) -> None:
+    (cell,) = plan(tiny(), ["fedavg"], [0], out=tmp_path / "c").cells
+    fedstrata.run(load(tiny({"training.lr": 0.3})), out=cell.path)
+    with pytest.raises(RunDirectoryError, match="was run with another recipe"):
+        list(run_cell(cell))
+
+
+def test_the_same_request_finds_its_directory(
+    recipe: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = recipe({"training.rounds": 1})
+    for options in ((), (), ("--workers", "2"), ("--seeds", "0,1")):
+        assert cli("compare", path, "-a", "fedavg", *options).code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("compare-tiny-")
+    assert cli("compare", path, "-a", "fedprox").code == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_nothing_to_run(tiny: Any, tmp_path: Path) -> None:
+    for algorithms, seeds in (([], [0]), (["fedavg"], []), (["fedavg", "fedavg"], [0]), (["fedavg"], [1, 1])):
+        with pytest.raises(RecipeError):
+            plan(tiny(), algorithms, seeds, out=tmp_path / "c")
+    assert not (tmp_path / "c").exists()

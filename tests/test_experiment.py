@@ -1,0 +1,158 @@
+"""Recipes: reading, changing and freezing them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.errors import RecipeError
+from fedstrata.experiment import (
+    Experiment,
+    load,
+    load_table,
+    parse_algorithm,
+    parse_setting,
+    recipes,
+    set_key,
+)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_our_recipes_are_sound_and_survive_their_own_toml(name: str) -> None:
+    experiment = load(name)
+    assert experiment.name == name
+    assert experiment.description
+    assert load(tomllib.loads(experiment.to_toml())) == experiment
+
+
+def test_a_recipe_is_named_after_its_file(tmp_path: Path) -> None:
+    (tmp_path / "my-own.toml").write_text("seed = 4")
+    experiment = load(tmp_path / "my-own.toml")
+    assert (experiment.name, experiment.seed) == ("my-own", 4)
+    (tmp_path / "my-own.toml").write_text("name = 'another'")
+    assert load(str(tmp_path / "my-own.toml")).name == "another"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("training.rounds=50", ("training.rounds", 50)),
+        ("training.lr = 1e-3", ("training.lr", 0.001)),
+        ("a=true", ("a", True)),
+        ("a=fedldf", ("a", "fedldf")),
+        ('a="50"', ("a", "50")),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ("a={b=1}", ("a", {"b": 1})),
+        ("a=b=c", ("a", "b=c")),
+        ("a=", ("a", "")),
+        ("a=my.module:Thing", ("a", "my.module:Thing")),
+        ("a=/some/path", ("a", "/some/path")),
+    ],
+)
+def test_settings(text: str, expected: Any) -> None:
+    assert parse_setting(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "=", "=3", " =3"])
+def test_bad_settings(text: str) -> None:
+    with pytest.raises(RecipeError, match="must look like"):
+        parse_setting(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fedavg", {"name": "fedavg"}),
+        ("fedldf:n=4", {"name": "fedldf", "n": 4}),
+        ("fedlap:q=0.7:form=exponent", {"name": "fedlap", "q": 0.7, "form": "exponent"}),
+        ("my.module:make", {"name": "my.module:make"}),
+        ("my.module:make:n=4", {"name": "my.module:make", "n": 4}),
+        ("fedavg:weighting.name=fedadp", {"name": "fedavg", "weighting": {"name": "fedadp"}}),
+    ],
+)
+def test_algorithms_in_a_word(text: str, expected: Any) -> None:
+    assert parse_algorithm(text) == expected
+
+
+def test_changes_leave_the_original_alone(tiny: Any) -> None:
+    table = tiny()
+    before = repr(table)
+    experiment = load(table, algorithm="fedldf:n=2", settings={"training.rounds": 9, "task.model.hidden": 3}, seed=8)
+    assert repr(table) == before
+    assert experiment.training.rounds == 9
+    assert experiment.task.model == {"name": "mlp", "hidden": 3}
+    assert experiment.algorithm == {"name": "fedldf", "n": 2}
+    assert experiment.seed == 8
+
+
+def test_settings_come_after_the_algorithm(tiny: Any) -> None:
+    experiment = load(tiny(), algorithm="fedldf:n=2", settings=["algorithm.n=3"])
+    assert experiment.build_algorithm().selection.n == 3
+
+
+def test_a_dotted_key_makes_tables() -> None:
+    table: dict[str, Any] = {}
+    set_key(table, "a.b.c", 1)
+    set_key(table, "a.b.d", 2)
+    assert table == {"a": {"b": {"c": 1, "d": 2}}}
+    with pytest.raises(RecipeError, match="c is a value, not a table"):
+        set_key(table, "a.b.c.e", 3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "label"),
+    [
+        ({"name": "fedldf", "n": 2}, "fedldf"),
+        ({}, "fedavg"),
+        ({"objective": {"name": "fedlap"}, "weighting": {"name": "fedadp"}}, "fedlap+fedadp"),
+        ({"name": "fedldf", "weighting": {"name": "fedadp"}}, "fedldf+fedadp"),
+        ({"name": "fedprox", "objective": {"mu": 0.5}}, "fedprox"),
+        ({"name": "fedldf", "selection": {"n": 2}}, "fedldf"),
+        ({"objective": {}}, "fedavg"),
+    ],
+    ids=str,
+)
+def test_labels(tiny: Any, algorithm: dict[str, Any], label: str) -> None:
+    """An axis table may have options only; the rule is then the algorithm's own."""
+    experiment = load(tiny({"algorithm": algorithm}))
+    experiment.build_algorithm()
+    assert experiment.label == label
+    assert "/" not in experiment.label
+
+
+def test_the_label_of_a_users_rule_is_a_file_name(user_module: Any, tiny: Any) -> None:
+    user_module("label_rules", "from fedstrata.weightings import Uniform as Mine\n")
+    assert load(tiny({"algorithm": {"weighting": {"name": "label_rules:Mine"}}})).label == "label_rules.Mine"
+
+
+def test_toml_keeps_everything(tiny: Any) -> None:
+    table = tiny(
+        {
+            "layers.grouping": {"a": ["fc1"], "b": ["fc2.*"]},
+            "evaluation.target": 0.9,
+            "training.clients_per_round": 2,
+            "paper": {"source": "somewhere", "rounds": {"fedavg": 3}},
+            "description": 'quotes " and ümlauts',
+        }
+    )
+    experiment = Experiment.parse(table)
+    assert Experiment.parse(tomllib.loads(experiment.to_toml())) == experiment
+    assert experiment.grouping() == {"a": ["fc1"], "b": ["fc2.*"]}
+
+
+def test_the_grouping_is_the_algorithms_unless_given(tiny: Any) -> None:
+    assert load(tiny({"algorithm": {"name": "fedldf"}})).grouping() == "block"
+    assert load(tiny({"algorithm": {"name": "fedldf"}, "layers.grouping": "tensor"})).grouping() == "tensor"
+
+
+def test_an_empty_table_of_patterns_is_no_grouping(tiny: Any) -> None:
+    with pytest.raises(RecipeError, match=r"layers\.grouping"):
+        load(tiny({"layers.grouping": {}}))
+
+
+def test_unknown_recipe_by_name() -> None:
+    with pytest.raises(RecipeError, match="did you mean demo"):
+        load_table("demoo")
