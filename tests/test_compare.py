@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.text import Text
 
 import fedstrata
 from fedstrata.cli.compare import parse_seeds, result_tables
@@ -89,7 +90,7 @@ def test_seeds(text: str, seeds: list[int]) -> None:
 
 
 def cells_of(table: Any) -> list[list[str]]:
-    columns = [list(column.cells) for column in table.columns]
+    columns = [[Text.from_markup(cell).plain for cell in column.cells] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]
 
 

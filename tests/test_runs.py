@@ -301,6 +301,17 @@ def test_extending_equals_a_longer_run(tiny: Any, tmp_path: Path, same_run: Any,
     same_run(tmp_path / "run", tmp_path / "whole", checkpoints=checkpoint_every == 1)
 
 
+def test_extending_leaves_no_trace_of_the_former_end(tiny: Any, tmp_path: Path, same_run: Any) -> None:
+    """Round 3 was evaluated only because it was the last; in the longer run it is not."""
+    settings = {"evaluation.every": 2}
+    fedstrata.run(tiny(settings | {"training.rounds": 3}), out=tmp_path / "run")
+    assert [round for round, _ in fedstrata.Run(tmp_path / "run").curve()] == [2, 3]
+    fedstrata.resume(tmp_path / "run", settings={"training.rounds": 5})
+    assert [round for round, _ in fedstrata.Run(tmp_path / "run").curve()] == [2, 4, 5]
+    fedstrata.run(tiny(settings | {"training.rounds": 5}), out=tmp_path / "whole")
+    same_run(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.parametrize("done", [1, 2, 3, 4])
 def test_checkpoints_every_other_round(tiny: Any, tmp_path: Path, same_run: Any, done: int) -> None:
     """Stopped politely, nothing is lost; killed, everything after the last checkpoint is run again, the same."""

@@ -246,9 +246,10 @@ def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
         example = "training.rounds=50" if option == "--set" else "fedldf:n=4"
         raise RecipeError(option, text, f"must look like {example}")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return key, value
+    return key, parsed["value"] if len(parsed) == 1 else value
 
 
 def set_key(table: dict[str, Any], key: str, value: Any) -> None:

@@ -36,7 +36,10 @@ def global_scope(seed: int, purpose: str, *, round: int = 0, attempt: int = 0, c
     digest = _digest(seed, purpose, round, attempt, client)
     before_torch, before_numpy, before_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     before_cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    torch.manual_seed(int.from_bytes(digest[:7], "little"))
+    seed_of_scope = int.from_bytes(digest[:7], "little")
+    torch.default_generator.manual_seed(seed_of_scope)  # torch.manual_seed would note a stack trace for CUDA each time
+    if before_cuda is not None:
+        torch.cuda.manual_seed(seed_of_scope)
     np.random.seed(int.from_bytes(digest[8:12], "little"))
     random.seed(digest)
     try:

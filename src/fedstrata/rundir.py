@@ -143,9 +143,17 @@ class RunDirectory:
         return sorted((self.path / "checkpoints").glob("*.safetensors"))
 
     def rewind(self, round: int) -> None:
-        """Drop everything younger than a round: what an interrupted process left of the next one."""
+        """Drop everything younger than a round: what an interrupted process left of the next one.
+
+        A round that was evaluated only for being the last one loses its figures when the run is extended, so that the
+        history is that of a run that was never shorter.
+        """
         path = self.path / "history.jsonl"
         kept = self.history()[:round]
+        rounds, every = self.experiment.training.rounds, self.experiment.evaluation.every
+        if kept and round < rounds and round % every:
+            kept[-1]["metrics"] = {}
+            kept[-1]["bytes"]["evaluation"] = 0
         if len(kept) < round:
             raise RunDirectoryError(f"{path} is damaged: it ends before round {round}, which has a checkpoint")
         content = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in kept).encode()

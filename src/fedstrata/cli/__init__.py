@@ -51,14 +51,30 @@ def main() -> None:
         signal.SIGTERM, signal.getsignal(signal.SIGINT)
     )  # being asked to stop is like Ctrl-C: nothing is lost
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except FedstrataError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        _complain(str(error))
         for hint in getattr(error, "hints", ()):
             print(f"  {hint}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except typer.Abort:
+        sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:  # a disk that is full, a folder one may not write to
-        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        _complain(f"{error.filename or 'system'}: {error.strerror or error}")
         sys.exit(2)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # what typer raises when an option is wrong
+        if usage is None:
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(usage())
+        else:
+            _complain(f"{usage()} (--help shows what there is)")
+        sys.exit(2)
+
+
+def _complain(problem: str) -> None:
+    print(f"error: {' '.join(problem.split())}", file=sys.stderr)
