@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedstrata.algorithm import Algorithm, Objective
 from fedstrata.checks import BadValue
-from fedstrata.client import _Spring
 from fedstrata.layers import Layers
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.rounds import aggregate
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
+from fedstrata.trainers.springs import Spring, mean_per_layer
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
@@ -86,20 +86,20 @@ def test_fedprox_is_the_gradient_of_half_mu_squared() -> None:
     layers = vectors(2)
     w = nn.Parameter(double([2.0, 0.0]))
     w.grad = double([10.0, 10.0])
-    spring = _Spring(FedProx(3.0), {}, layers, {"p0": w}, {"p0": double([1.0, 2.0])})
+    spring = Spring(FedProx(3.0), {}, layers, {"p0": w}, {"p0": double([1.0, 2.0])})
     spring.refresh()
     energy = spring.energy()
     assert isinstance(energy, Tensor)
     assert energy.item() == 7.5
     spring.pull()
     assert w.grad.tolist() == [13.0, 4.0]
-    assert spring.mean_per_layer(layers).tolist() == [3.0]
+    assert mean_per_layer(spring.stiffness, layers).tolist() == [3.0]
 
 
 def test_a_parameter_without_task_gradient_is_still_pulled() -> None:
     layers = vectors(1)
     w = nn.Parameter(double([3.0]))
-    spring = _Spring(FedProx(2.0), {}, layers, {"p0": w}, {"p0": double([1.0])})
+    spring = Spring(FedProx(2.0), {}, layers, {"p0": w}, {"p0": double([1.0])})
     spring.refresh()
     spring.pull()
     assert w.grad is not None
@@ -324,7 +324,7 @@ def test_through_is_the_gradient_of_the_penalty(units: str, form: str, q: float,
         return total
 
     w = nn.Parameter(start.clone())
-    spring = _Spring(FedLap(q=q, form=form, units=units, through=True), {}, vectors(1), {"w": w}, {"w": anchor})
+    spring = Spring(FedLap(q=q, form=form, units=units, through=True), {}, vectors(1), {"w": w}, {"w": anchor})
     spring.refresh()
     energy = spring.energy()
     assert isinstance(energy, Tensor)
@@ -349,7 +349,7 @@ def test_through_has_a_finite_gradient_where_a_neuron_grew_without_turning(form:
     """
     anchor = double([[1.0, 2.0], [3.0, 4.0]])
     w = nn.Parameter(double([[2.0, 2.1], [6.0, 4.0]]))
-    spring = _Spring(FedLap(q=q, form=form, through=True), {}, vectors(1), {"w": w}, {"w": anchor})
+    spring = Spring(FedLap(q=q, form=form, through=True), {}, vectors(1), {"w": w}, {"w": anchor})
     spring.refresh()
     energy = spring.energy()
     assert isinstance(energy, Tensor)
@@ -362,7 +362,7 @@ def test_through_has_a_finite_gradient_at_zero_vectors() -> None:
     """λ = 1 where one vector is zero: the gradient is w − a."""
     for start, anchor in (([[0.0], [0.0]], [[3.0], [4.0]]), ([[3.0], [4.0]], [[0.0], [0.0]])):
         w = nn.Parameter(double(start))
-        spring = _Spring(FedLap(q=1.0, through=True), {}, vectors(1), {"w": w}, {"w": double(anchor)})
+        spring = Spring(FedLap(q=1.0, through=True), {}, vectors(1), {"w": w}, {"w": double(anchor)})
         spring.refresh()
         energy = spring.energy()
         assert isinstance(energy, Tensor)

@@ -1,27 +1,27 @@
-"""What a client does with an order: the same code for every engine.
-
-Local training minimises task loss + spring. An objective only says how stiff the spring is; its value and its pull are
-derived here, once: ½ Σ c (w − a)² and c (w − a).
-"""
+"""What a client does with an order: the same code for every engine. Local training minimises task loss + spring."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedstrata import rng
-from fedstrata.algorithm import Objective, Selection, SelectsAfterScores, SelectsOnClient, State, Tensors
+from fedstrata.algorithm import Objective, Selection, SelectsAfterScores, SelectsOnClient
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, layers_with_units
-from fedstrata.tasks.task import Data, Task
+from fedstrata.tasks.task import Task
+from fedstrata.trainers.choice import TrainerName
+from fedstrata.trainers.one import train_one
+from fedstrata.trainers.stack import StackTrainer
 from fedstrata.training import Training
 
 
@@ -40,6 +40,23 @@ class Setup:
     device: str = "cpu"
     record: bool = True
     evaluation_batch: int = 1000
+    trainer: TrainerName = "client"
+    stack_size: int = 1
+
+    def to_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Inputs and targets where the model is, floating-point ones in its dtype."""
+        dtype, device = self.layers.dtype, torch.device(self.device)
+
+        def move(part: Any) -> Any:
+            if isinstance(part, Tensor):
+                return part.to(device, dtype) if part.is_floating_point() else part.to(device)
+            if isinstance(part, dict):
+                return {key: move(inner) for key, inner in part.items()}
+            if isinstance(part, tuple | list):
+                return type(part)(move(inner) for inner in part)
+            return part
+
+        return move(batch[0]), move(batch[1])
 
 
 def build_model(task: Task, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -83,6 +100,7 @@ class Client:
         # Integer and non-persistent buffers do not travel; every order finds them as the first one did.
         self._other_buffers = {n: b.clone() for n, b in self.model.named_buffers() if n not in travelling}
         self._kept: dict[int, _Kept] = {}
+        self._stack = StackTrainer(setup) if setup.trainer == "stack" else None
 
     def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error."""
@@ -96,6 +114,24 @@ class Client:
         except Exception as error:
             return Reply(order.kind, order.round, order.attempt, order.client, error=_reason(error))
 
+    def answer_stack(self, orders: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
+        """Carry out several training orders together; if that fails, one by one, so that only the culprit is lost."""
+        assert self._stack is not None
+        try:
+            with one_thread(), self._random_scope(orders[0]):
+                assert orders[0].model is not None
+                trained = self._stack.train(orders, orders[0].model)
+                return [
+                    self._reply(order, self._kept_in(buffer, update), loss, stiffness)
+                    for order, buffer, (update, loss, stiffness) in zip(orders, buffers, trained, strict=True)
+                ]
+        except Exception as error:
+            if len(orders) > 1:
+                pairs = zip(orders, buffers, strict=True)
+                return [reply for order, buffer in pairs for reply in self.answer_stack([order], [buffer])]
+            order = orders[0]
+            return [Reply(order.kind, order.round, order.attempt, order.client, error=_reason(error))]
+
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(
             self.setup.seed, order.kind, round=order.round, attempt=order.attempt, client=order.client
@@ -104,28 +140,33 @@ class Client:
     # --- train --------------------------------------------------------------------------------------------------
 
     def _train(self, order: Order, buffer: Tensor | None) -> Reply:
-        setup, layers = self.setup, self.setup.layers
         assert order.model is not None
-        self._forget_other_rounds(order)
-        data = setup.task.client(order.client)
         anchor = order.model.to(self.device)
         flat = anchor.clone()
-        loss, spring = self._fit_locally(data, flat, anchor, order)
+        data = self.setup.task.client(order.client)
+        loss, stiffness = train_one(self.setup, self._bound(flat), order, data, anchor)
+        return self._reply(order, self._kept_in(buffer, flat.sub_(anchor)), loss, stiffness)
 
-        update = buffer if buffer is not None else torch.empty_like(order.model)
-        update.copy_(flat.sub_(anchor))
+    def _kept_in(self, buffer: Tensor | None, update: Tensor) -> Tensor:
+        return update.cpu() if buffer is None else buffer.copy_(update)
+
+    def _reply(self, order: Order, update: Tensor, loss: float, stiffness: Tensor | None) -> Reply:
+        """The update, as far as it was asked for."""
+        self._forget_other_rounds(order)
+        setup, layers = self.setup, self.setup.layers
+        size = len(setup.task.client(order.client))
         reply = Reply(
             "train",
             order.round,
             order.attempt,
             order.client,
-            size=len(data),
+            size=size,
             metrics={"loss": loss},
-            stiffness=spring.mean_per_layer(layers) if setup.record else None,
+            stiffness=stiffness,
         )
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
-            self._kept[order.client] = _Kept(order.round, order.attempt, len(data), update)
+            self._kept[order.client] = _Kept(order.round, order.attempt, size, update)
             scores = setup.selection.score(update, layers).to(SCORE_DTYPE)
             return replace(reply, scores=scores)
         if order.answer == "units":
@@ -142,32 +183,6 @@ class Client:
         now = (order.round, order.attempt)
         self._kept = {client: kept for client, kept in self._kept.items() if (kept.round, kept.attempt) == now}
 
-    def _fit_locally(self, data: Data, flat: Tensor, anchor: Tensor, order: Order) -> tuple[float, _Spring]:
-        setup, model = self.setup, self._bound(flat)
-        model.train()
-        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        anchors = setup.layers.views(anchor, trainable_only=True)
-        spring = _Spring(setup.objective, order.objective_state, setup.layers, parameters, anchors)
-        optimizer = setup.training.local_optimizer(parameters.values(), order.round)
-        batches = _batches(len(data), order, setup)
-        total, seen = torch.zeros((), dtype=torch.float64), 0
-        refresh = setup.objective.refresh
-        for first_of_epoch, indices in batches:
-            if refresh == "step" or (first_of_epoch and (refresh == "epoch" or seen == 0)):
-                spring.refresh()
-            inputs, targets = self._to_device(data.batch(indices))
-            optimizer.zero_grad(set_to_none=True)
-            loss = setup.task.loss(model(inputs), targets)
-            if setup.objective.differentiable:
-                (loss + spring.energy()).backward()  # type: ignore[no-untyped-call]
-            else:
-                loss.backward()  # type: ignore[no-untyped-call]
-                spring.pull()
-            optimizer.step()
-            total += loss.detach().double().cpu() * len(indices)
-            seen += len(indices)
-        return float(total) / max(1, seen), spring
-
     def _bound(self, flat: Tensor) -> nn.Module:
         """The model with the flat vector as its weights and everything else as at the start."""
         self.setup.layers.bind(self.model, flat)
@@ -175,20 +190,6 @@ class Client:
             for name, value in self._other_buffers.items():
                 self.model.get_buffer(name).copy_(value)
         return self.model
-
-    def _to_device(self, batch: tuple[object, object]) -> tuple[object, object]:
-        dtype, device = self.setup.layers.dtype, self.device
-
-        def move(part: object) -> object:
-            if isinstance(part, Tensor):
-                return part.to(device, dtype) if part.is_floating_point() else part.to(device)
-            if isinstance(part, dict):
-                return {key: move(inner) for key, inner in part.items()}
-            if isinstance(part, tuple | list):
-                return type(part)(move(inner) for inner in part)
-            return part
-
-        return move(batch[0]), move(batch[1])
 
     # --- upload, evaluate ---------------------------------------------------------------------------------------
 
@@ -216,7 +217,7 @@ class Client:
         whole: list[tuple[object, object]] = []
         for start in range(0, len(rows), self.setup.evaluation_batch):
             indices = rows[start : start + self.setup.evaluation_batch]
-            inputs, targets = self._to_device(data.batch(indices))
+            inputs, targets = self.setup.to_device(data.batch(indices))
             outputs = model(inputs)
             loss += float(task.loss(outputs, targets)) * len(indices)
             if task.metric.whole:
@@ -233,51 +234,6 @@ class Client:
         )
 
 
-class _Spring:
-    """½ Σ c (w − a)² for one client's round."""
-
-    def __init__(
-        self, objective: Objective, state: State, layers: Layers, local: dict[str, nn.Parameter], anchor: Tensors
-    ) -> None:
-        self.objective, self.state, self.layers, self.local, self.anchor = objective, state, layers, local, anchor
-        self.stiffness: Tensors = {}
-
-    def refresh(self) -> None:
-        if self.objective.differentiable:
-            self.stiffness = self.objective.stiffness(self.local, self.anchor, self.state, self.layers)
-            return
-        detached = {name: w.detach() for name, w in self.local.items()}
-        self.stiffness = self.objective.stiffness(detached, self.anchor, self.state, self.layers)
-
-    def energy(self) -> Tensor | float:
-        """The value, for an objective whose gradient flows through c."""
-        return sum(
-            ((c * (self.local[name] - self.anchor[name]).square()).sum() / 2 for name, c in self.stiffness.items()), 0.0
-        )
-
-    @torch.no_grad()
-    def pull(self) -> None:
-        """Add c (w − a) to the gradients; a tensor without stiffness is left alone, so no spring *is* plain."""
-        for name, c in self.stiffness.items():
-            w = self.local[name]
-            force = c * (w - self.anchor[name])
-            if w.grad is None:
-                w.grad = force
-            else:
-                w.grad += force
-
-    @torch.no_grad()
-    def mean_per_layer(self, layers: Layers) -> Tensor:
-        """The mean of c over each layer's trainable numbers, float64 [L]."""
-        means = torch.zeros(len(layers), dtype=torch.float64)
-        for at, layer in enumerate(layers.layers):
-            for entry in layer.entries:
-                if entry.name in self.stiffness:
-                    means[at] += float(self.stiffness[entry.name].double().mean()) * (entry.stop - entry.start)
-            means[at] /= max(1, layer.measured - layer.start)
-        return means
-
-
 def _reason(error: Exception) -> str:
     """What went wrong and where, in one line: the innermost place that is neither torch's nor ours."""
     text = " ".join(str(error).split())
@@ -288,21 +244,6 @@ def _reason(error: Exception) -> str:
 
 
 _LIBRARIES = re.compile(r"[/\\](torch|numpy|fedstrata)[/\\]")
-
-
-def _batches(samples: int, order: Order, setup: Setup) -> Iterator[tuple[bool, np.ndarray]]:
-    """Batches of positions, with whether each opens an epoch: `work` epochs, or `work` steps."""
-    generator = rng.generator(setup.seed, "batches", round=order.round, attempt=order.attempt, client=order.client)
-    size, counts_steps = setup.training.batch_size, setup.training.steps is not None
-    epochs = steps = 0
-    while steps < order.work if counts_steps else epochs < order.work:
-        order_of_samples = generator.permutation(samples)
-        for start in range(0, samples, size):
-            if counts_steps and steps == order.work:
-                return
-            yield start == 0, order_of_samples[start : start + size]
-            steps += 1
-        epochs += 1
 
 
 def _keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:

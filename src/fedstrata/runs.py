@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
 from fedstrata.tasks.task import ACCURACY, Metric, Task
+from fedstrata.trainers.choice import Choice, choose
 
 CHANGEABLE_ON_RESUME = ("training.rounds", "evaluation.target", "evaluation.stop_at_target", "engine.workers")
 """What may be different when a run goes on: nothing that would change the rounds already run."""
@@ -51,6 +52,7 @@ class Prepared:
     algorithm: Algorithm
     model: nn.Module
     layers: Layers
+    choice: Choice
 
     @property
     def plan(self) -> Plan:
@@ -71,6 +73,8 @@ class Prepared:
             device=config.device,
             record=self.experiment.record.layers,
             evaluation_batch=self.experiment.evaluation.batch_size,
+            trainer=self.choice.trainer,
+            stack_size=self.choice.stack_size,
         )
         return LocalEngine(setup, config.workers)
 
@@ -104,7 +108,16 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
     layers = Layers.of(model, experiment.grouping())
-    return Prepared(experiment, task, algorithm, model, layers)
+    choice = choose(
+        experiment.engine.trainer,
+        experiment.engine.stack_size,
+        task=task,
+        model=model,
+        layers=layers,
+        objective=algorithm.objective,
+        device=device,
+    )
+    return Prepared(experiment, task, algorithm, model, layers, choice)
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
@@ -150,7 +163,10 @@ class Run:
         directory = self.directory
         with ExitStack() as stack:
             stack.enter_context(locked(directory.path))
-            prepared = prepared or prepare(directory.experiment, **sources)
+            if prepared is None:
+                resolved = directory.info["resolved"]
+                choice = Choice(resolved["trainer"], resolved["stack_size"], resolved["why"])
+                prepared = replace(prepare(directory.experiment, **sources), choice=choice)
             state = directory.latest(prepared.layers)
             directory.rewind(state.round)
             past = directory.history()
@@ -377,7 +393,7 @@ def _describe(prepared: Prepared) -> dict[str, Any]:
         del notes["table"]
     return {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "resolved": {"trainer": "client", "threads": 1, "dtype": str(prepared.layers.dtype).removeprefix("torch.")},
+        "resolved": {**asdict(prepared.choice), "threads": 1, "dtype": prepared.experiment.engine.dtype},
         "metric": {"name": task.metric.name, "direction": task.metric.direction},
         "clients": len(task.clients),
         "layers": [

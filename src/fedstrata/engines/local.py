@@ -6,6 +6,7 @@ shared, not copied; models and updates pass through memory mapped before the for
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import multiprocessing as mp
 import os
@@ -67,10 +68,27 @@ class LocalEngine:
         if self._crew is not None:
             yield from self._crew.exchange(orders)
         elif self._client is not None:
-            for order in orders:
-                yield self._client.answer(order)
+            for unit in units_of_work(orders, self.sizes, self._setup):
+                yield from _answer(self._client, unit, [None] * len(unit))
         else:
             raise RuntimeError("LocalEngine is used outside its `with` block")
+
+
+def units_of_work(orders: Sequence[Order], sizes: np.ndarray, setup: Setup) -> list[list[Order]]:
+    """What one worker does at a time: an order, or a stack of them. It depends on the orders, not on the workers."""
+    if not orders or orders[0].kind != "train":
+        return [[order] for order in orders]
+    longest_first = sorted(orders, key=lambda order: -int(sizes[order.client]) * order.work)
+    if setup.trainer == "client":
+        return [[order] for order in longest_first]
+    count = -(-len(orders) // setup.stack_size)
+    return [longest_first[first::count] for first in range(count)]  # dealt out, so that stacks are alike
+
+
+def _answer(client: Client, unit: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
+    if unit[0].kind == "train" and client.setup.trainer == "stack":
+        return client.answer_stack(unit, buffers)
+    return [client.answer(order, buffer) for order, buffer in zip(unit, buffers, strict=True)]
 
 
 def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -83,7 +101,7 @@ def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 class _Worker:
     process: Any
     pipe: Connection
-    job: tuple[Order, int] | None = None
+    job: list[Order] | None = None
 
 
 class _Crew:
@@ -117,53 +135,60 @@ class _Crew:
         if orders[0].kind == "train":
             self._slot = {order.client: slot for slot, order in enumerate(orders)}
             self._home = {}
-        queues = self._assign(orders)
+        queues = self._assign(units_of_work(orders, self._sizes, self._setup))
         for at in range(len(self._team)):
             self._next(at, queues)
         while busy := {w.pipe: at for at, w in enumerate(self._team) if w.job is not None}:
             for pipe in wait(list(busy)):
                 at = busy[pipe]  # type: ignore[index]
-                yield self._receive(at)
-                self._next(at, queues)
+                unit = self._team[at].job or []
+                replies = self._receive(at)
+                if isinstance(replies, str) and len(unit) > 1:  # one of a stack took the worker down: find out which
+                    queues[None].extend([order] for order in unit)
+                    replies = []
+                elif isinstance(replies, str):
+                    order = unit[0]
+                    replies = [Reply(order.kind, order.round, order.attempt, order.client, error=replies)]
+                self._next(at, queues)  # it goes on while we look at what it did
+                yield from replies
 
-    def _assign(self, orders: Sequence[Order]) -> dict[int | None, deque[Order]]:
+    def _assign(self, units: list[list[Order]]) -> dict[int | None, deque[list[Order]]]:
         """A queue per worker for those who must answer themselves (they keep the update), one for all the rest."""
-        queues: dict[int | None, deque[Order]] = {at: deque() for at in range(len(self._team))}
+        queues: dict[int | None, deque[list[Order]]] = {at: deque() for at in range(len(self._team))}
         queues[None] = deque()
-        if orders[0].kind == "train":  # the longest first, so that nobody waits for a late start
-            orders = sorted(orders, key=lambda order: -int(self._sizes[order.client]) * order.work)
-        for order in orders:
-            queues[self._home.get(order.client) if order.kind == "upload" else None].append(order)
+        for unit in units:
+            queues[self._home.get(unit[0].client) if unit[0].kind == "upload" else None].append(unit)
         return queues
 
-    def _next(self, at: int, queues: dict[int | None, deque[Order]]) -> None:
+    def _next(self, at: int, queues: dict[int | None, deque[list[Order]]]) -> None:
         queue = queues[at] or queues[None]
         if not queue:
             return
-        order, worker = queue.popleft(), self._team[at]
-        slot = self._slot.get(order.client, -1)
-        worker.job = (order, slot)
-        if order.kind == "train":
-            self._home[order.client] = at
+        unit, worker = queue.popleft(), self._team[at]
+        worker.job = unit
+        if unit[0].kind == "train":
+            self._home |= dict.fromkeys((order.client for order in unit), at)
+        packed = [_to_numpy(replace(order, model=None)) for order in unit]
+        slots = [self._slot.get(order.client, -1) for order in unit]
         with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
-            worker.pipe.send((_to_numpy(replace(order, model=None)), order.model is not None, slot))
+            worker.pipe.send((packed, slots, unit[0].model is not None))
 
-    def _receive(self, at: int) -> Reply:
+    def _receive(self, at: int) -> list[Reply] | str:
+        """What a worker answers; or how it died, in which case there is a new one in its place."""
         worker = self._team[at]
-        assert worker.job is not None
-        order, slot = worker.job
         worker.job = None
         try:
-            packed, has_update = worker.pipe.recv()
+            answers = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join()
-            code = worker.process.exitcode
             worker.pipe.close()
             self._team[at] = self._hire()
-            reason = f"worker process died with exit code {code}"
-            return Reply(order.kind, order.round, order.attempt, order.client, error=reason)
-        reply: Reply = _to_torch(packed)
-        return replace(reply, update=self._updates[slot]) if has_update else reply
+            return f"worker process died with exit code {worker.process.exitcode}"
+        replies = []
+        for packed, has_update in answers:
+            reply: Reply = _to_torch(packed)
+            replies.append(replace(reply, update=self._updates[self._slot[reply.client]]) if has_update else reply)
+        return replies
 
     def stop(self) -> None:
         for worker in self._team:
@@ -180,16 +205,29 @@ def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inheri
     for other in inherited:  # or a pipe would stay open after the parent's death
         other.close()
     torch.set_num_threads(1)
+    _keep_memory()
     client = Client(setup)
     with suppress(EOFError, OSError):
         while True:
-            packed, has_model, slot = pipe.recv()
-            order = _to_torch(packed)
+            packed, slots, has_model = pipe.recv()
+            orders = [_to_torch(order) for order in packed]
             if has_model:
-                order = replace(order, model=model)
-            reply = client.answer(order, updates[slot] if slot >= 0 else None)
-            pipe.send((_to_numpy(replace(reply, update=None)), reply.update is not None))
+                orders = [replace(order, model=model) for order in orders]
+            buffers = [updates[slot] if slot >= 0 else None for slot in slots]
+            replies = _answer(client, orders, buffers)
+            pipe.send([(_to_numpy(replace(reply, update=None)), reply.update is not None) for reply in replies])
     os._exit(0)
+
+
+def _keep_memory() -> None:
+    """Ask glibc not to give freed memory back: a training step frees what the next one needs again."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def _to_numpy(message: Any) -> Any:
