@@ -40,6 +40,23 @@ class Entry:
     first_unit: int
     units: int
 
+    def of(self, flat: Tensor) -> Tensor:
+        """This tensor's part of flat vectors [..., P], as [..., *shape]; it shares their memory.
+
+        The weights of convolutions lie channels last, the layout in which they are computed fastest on a CPU.
+        """
+        part = flat[..., self.start : self.stop]
+        if len(self.shape) != 4:
+            return part.view(*flat.shape[:-1], *self.shape)
+        out, channels, height, width = self.shape
+        return part.view(*flat.shape[:-1], out, height, width, channels).movedim(-1, -3)
+
+    def flatten(self, tensor: Tensor) -> Tensor:
+        """The inverse: [..., *shape] as [..., numbers], in the order of the flat vector."""
+        if len(self.shape) == 4:
+            tensor = tensor.movedim(-3, -1)
+        return tensor.flatten(tensor.ndim - len(self.shape)) if self.shape else tensor.unsqueeze(-1)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -106,7 +123,7 @@ class Layers:
     def views(self, flat: Tensor, *, trainable_only: bool = False) -> dict[str, Tensor]:
         """Name the pieces of a flat vector; the tensors share its memory."""
         return {
-            entry.name: flat[entry.start : entry.stop].view(entry.shape)
+            entry.name: entry.of(flat)
             for layer in self.layers
             for entry in layer.entries
             if entry.trainable or not trainable_only

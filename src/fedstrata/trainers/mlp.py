@@ -69,45 +69,72 @@ class Pass:
 
     def __init__(self, network: Perceptron, weights: Tensor, gradients: Tensor, active: int) -> None:
         self.single = active == 1
-        self.chain = network.chain
-        self.weights = [self._matrix(weights, affine.weight, active) for affine in self.chain]
-        self.biases = [self._row(weights, affine.bias, active) for affine in self.chain]
-        self.to_weights = [self._matrix(gradients, affine.weight, active) for affine in self.chain]
-        self.to_biases = [self._row(gradients, affine.bias, active) for affine in self.chain]
+        self.relu = [affine.relu for affine in network.chain]
+        self.weights = [self._matrix(weights, affine.weight, active) for affine in network.chain]
+        self.transposed = [weight.transpose(-1, -2) for weight in self.weights]
+        self.biases = [self._row(weights, affine.bias, active) for affine in network.chain]
+        self.to_weights = [self._matrix(gradients, affine.weight, active) for affine in network.chain]
+        self.to_biases = [self._row(gradients, affine.bias, active) for affine in network.chain]
+        self.ones = torch.ones(0)
 
     def _matrix(self, flat: Tensor, entry: Entry, active: int) -> Tensor:
-        view = flat[:active, entry.start : entry.stop].view(active, *entry.shape)
+        view = entry.of(flat[:active])
         return view[0] if self.single else view
 
     def _row(self, flat: Tensor, entry: Entry | None, active: int) -> Tensor | None:
         if entry is None:
             return None
-        view = flat[:active, entry.start : entry.stop]
+        view = entry.of(flat[:active])
         return view[0] if self.single else view[:, None, :]
 
-    def merge_gradient(self, inputs: Tensor, targets: Tensor, scale: Tensor, beta: float) -> Tensor:
-        """Merge the gradient of Σ scale · loss into the gradients, and return the sum of the losses, [active].
+    def merge_one(self, inputs: Tensor, targets: Tensor, beta: float) -> Tensor:
+        """Gradients ← β gradients + the gradient of the mean loss, for one client; return the sum of the losses.
 
-        `inputs` are [(active,) B, in]; `targets` one-hot, all zero for a sample that only pads; `scale` is one over the
-        batch's length, zero for such a sample.
+        `inputs` are [B, in], `targets` [B, classes], one-hot.
         """
-        product, merge = (torch.addmm, Tensor.addmm_) if self.single else (torch.baddbmm, Tensor.baddbmm_)
+        values, error, loss = self._forward(inputs, targets, torch.addmm)
+        scale, count = 1 / len(inputs), len(inputs)
+        if len(self.ones) < count:
+            self.ones = inputs.new_ones(count)
+        for at in reversed(range(len(self.weights))):
+            to_bias = self.to_biases[at]
+            if to_bias is not None:
+                to_bias.addmv_(error.t(), self.ones[:count], beta=beta, alpha=scale)
+            self.to_weights[at].addmm_(error.t(), values[at], beta=beta, alpha=scale)
+            error = self._back(error, values, at)
+        return loss
+
+    def merge_many(self, inputs: Tensor, targets: Tensor, scale: Tensor, beta: float) -> Tensor:
+        """The same for several clients, [active, B, …]; return the sums of their losses, [active].
+
+        `targets` are all zero for a sample that only pads; `scale`, [active, B, 1], is one over the batch's length, and
+        zero for such a sample.
+        """
+        values, error, losses = self._forward(inputs, targets, torch.baddbmm)
+        error.mul_(scale)
+        for at in reversed(range(len(self.weights))):
+            to_bias = self.to_biases[at]
+            if to_bias is not None:
+                to_bias.mul_(beta).add_(error.sum(1, keepdim=True))
+            self.to_weights[at].baddbmm_(error.transpose(1, 2), values[at], beta=beta)
+            error = self._back(error, values, at)
+        return losses
+
+    def _forward(
+        self, inputs: Tensor, targets: Tensor, product: Callable[..., Tensor]
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """What enters each layer, softmax − target, and the sum of the losses."""
         values = [inputs]
-        for affine, weight, bias in zip(self.chain, self.weights, self.biases, strict=True):
-            transposed = weight.transpose(-1, -2)
+        for relu, transposed, bias in zip(self.relu, self.transposed, self.biases, strict=True):
             out = values[-1] @ transposed if bias is None else product(bias, values[-1], transposed)
-            values.append(out.relu_() if affine.relu else out)
+            values.append(out.relu_() if relu else out)
         log_shares = values.pop().log_softmax(-1)
-        losses = (log_shares * targets).sum((-2, -1)).neg_()
-        error = log_shares.exp_().sub_(targets).mul_(scale)
-        for at in reversed(range(len(self.chain))):
-            merge(self.to_weights[at], error.transpose(-1, -2), values[at], beta=beta)
-            bias_gradient = self.to_biases[at]
-            if bias_gradient is not None:
-                summed = error.sum(-2, keepdim=not self.single)
-                bias_gradient.mul_(beta).add_(summed) if beta else bias_gradient.copy_(summed)
-            if at:
-                error = error @ self.weights[at]
-                if self.chain[at - 1].relu:
-                    error = torch.ops.aten.threshold_backward(error, values[at], 0)
-        return losses.reshape(-1)
+        loss = torch.linalg.vecdot(log_shares.flatten(-2), targets.flatten(-2)).neg_()
+        return values, log_shares.exp_().sub_(targets), loss
+
+    def _back(self, error: Tensor, values: list[Tensor], at: int) -> Tensor:
+        """The error one layer further down."""
+        if at == 0:
+            return error
+        error = error @ self.weights[at]
+        return torch.ops.aten.threshold_backward(error, values[at], 0) if self.relu[at - 1] else error

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.functional import one_hot
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.algorithm import Objective
@@ -33,6 +34,10 @@ CACHE = 1 << 20
 
 LARGEST = 5
 """Clients in a stack: more of them share the cost of a call further, but leave fewer stacks for the workers."""
+
+
+GATHERED = 1 << 18
+"""Bytes of samples to gather in one go."""
 
 
 def stack_size(layers: Layers) -> int:
@@ -84,21 +89,23 @@ class StackTrainer:
         springs = _Springs(setup.objective, [m.order for m in ranked], setup.layers, weights, anchor)
         optimizer = _Optimizer(setup, weights, orders[0].round)
         gradients = self._gradients(ranked, weights, optimizer.gradients)
-        losses = torch.zeros(len(ranked), dtype=torch.float64)
-        lengths = np.array([len(member.steps) for member in ranked])
-        for step in range(int(lengths.max())):
-            active = int((lengths > step).sum())
-            for row in range(active):
-                if is_due(setup.objective, ranked[row].steps[step][0], first_of_round=step == 0):
-                    springs.refresh(row)
-            losses[:active] += gradients.merge(step, active, optimizer.beta)
+        refreshes = _refreshes(setup.objective, ranked)
+        losses = torch.zeros(len(ranked[0].steps), len(ranked), dtype=weights.dtype)
+        active = len(ranked)
+        for step, losses_now in enumerate(losses):
+            while len(ranked[active - 1].steps) <= step:
+                active -= 1
+            for row in refreshes.get(step, ()):
+                springs.refresh(row)
+            gradients.merge(step, active, optimizer.beta, losses_now)
             springs.pull(optimizer.gradients, active)
             optimizer.step(active)
+        totals = losses.double().sum(0)
         samples = [sum(len(indices) for _, indices in member.steps) for member in ranked]
         results: list[Any] = [None] * len(ranked)
         for row, place in enumerate(ranking):
             stiffness = mean_per_layer(springs.of(row), setup.layers) if setup.record else None
-            results[place] = (weights[row] - anchor, float(losses[row]) / max(1, samples[row]), stiffness)
+            results[place] = (weights[row] - anchor, float(totals[row]) / max(1, samples[row]), stiffness)
         return results
 
     def _gradients(self, members: list[_Member], weights: Tensor, into: Tensor) -> _Gradients:
@@ -112,61 +119,74 @@ def _has_classes(data: Data) -> bool:
     return isinstance(data, Samples) and data.targets.ndim == 1 and not data.targets.is_floating_point()
 
 
+def _refreshes(objective: Objective, members: list[_Member]) -> dict[int, list[int]]:
+    """Before which steps which rows compute their stiffness anew."""
+    due: dict[int, list[int]] = {0: list(range(len(members)))}
+    if objective.refresh != "round":
+        for row, member in enumerate(members):
+            for step, (first_of_epoch, _) in enumerate(member.steps):
+                if step and is_due(objective, first_of_epoch, first_of_round=False):
+                    due.setdefault(step, []).append(row)
+    return due
+
+
 class _Gradients(Protocol):
-    def merge(self, step: int, active: int, beta: float) -> Tensor:
-        """Gradients ← β gradients + the step's gradient, for the first rows; return the sums of their losses."""
+    def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
+        """Gradients ← β gradients + the step's gradient, for the first rows; write the sums of their losses."""
         ...
 
 
 class _PerceptronGradients:
-    """Through the kernel; short batches are padded with samples that do not count."""
+    """Through the kernel; in a stack, short batches are padded with samples that do not count."""
 
     def __init__(
         self, network: Perceptron, members: list[_Member], weights: Tensor, into: Tensor, setup: Setup
     ) -> None:
         self.network, self.weights, self.into = network, weights, into
         self.passes: dict[int, Pass] = {}
-        size = max(len(member.steps[0][1]) for member in members)
-        longest = len(members[0].steps)
-        self.dtype = weights.dtype
-        inputs, targets, rows = [], [], np.full((longest, len(members), size), -1, dtype=np.int64)
-        offset = 0
+        inputs, labels, offset = [], [], 0
+        size = max(len(indices) for member in members for _, indices in member.steps)
+        rows = np.full((len(members[0].steps), len(members), size), -1, dtype=np.int64)
         for at, member in enumerate(members):
             data = member.data
             assert isinstance(data, Samples)
-            own = torch.arange(len(data)) if data.rows is None else torch.from_numpy(data.rows)
-            # The client's samples, once and together: batches are then gathered from the cache, not from all of memory.
-            inputs.append(data.inputs.index_select(0, own).flatten(1))
-            targets.append(data.targets.index_select(0, own))
+            # A client's samples, once and together: batches are then gathered from the cache, not from all of memory.
+            own = slice(None) if data.rows is None else torch.from_numpy(data.rows)
+            inputs.append(data.inputs[own].flatten(1))
+            labels.append(data.targets[own])
             for step, (_, indices) in enumerate(member.steps):
                 rows[step, at, : len(indices)] = indices + offset
-            offset += len(own)
-        self.inputs = torch.cat(inputs) if len(inputs) > 1 else inputs[0]
-        self.inputs = self.inputs.to(self.dtype)
-        labels = torch.cat(targets) if len(targets) > 1 else targets[0]
-        self.targets = torch.nn.functional.one_hot(labels, network.classes).to(self.dtype)
-        counts = (rows >= 0).sum(2, keepdims=True)
-        self.padded = bool((rows < 0).any())
-        self.scale = torch.from_numpy((rows >= 0) / np.maximum(counts, 1)).to(self.dtype)[..., None]
-        self.valid = torch.from_numpy(rows >= 0).to(self.dtype)[..., None]
+            offset += len(data)
+        self.inputs = torch.cat(inputs).to(weights.dtype)
+        self.targets = one_hot(torch.cat(labels), network.classes).to(weights.dtype)
+        counts = (rows >= 0).sum(2)
+        self.lengths = counts[:, 0].tolist()
         self.rows = torch.from_numpy(np.maximum(rows, 0))
+        if len(members) > 1:
+            self.valid = torch.from_numpy(rows >= 0).to(weights.dtype)[..., None]
+            self.scale = self.valid / torch.from_numpy(np.maximum(counts, 1))[..., None, None]
+        bytes_per_step = rows[0].size * network.inputs * weights.itemsize
+        self.ahead = max(1, GATHERED // bytes_per_step)  # steps whose samples are gathered in one go
+        self.gathered: tuple[Tensor, Tensor]
 
-    def merge(self, step: int, active: int, beta: float) -> Tensor:
+    def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
         if active not in self.passes:
             self.passes[active] = Pass(self.network, self.weights, self.into, active)
-        rows = self.rows[step, :active].reshape(-1)
-        inputs, targets = self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
-        scale = self.scale[step, :active]
+        within = step % self.ahead
+        if within == 0:
+            rows = self.rows[step : step + self.ahead]
+            shape = (*rows.shape, -1)
+            flat = rows.reshape(-1)
+            inputs, targets = self.inputs.index_select(0, flat), self.targets.index_select(0, flat)
+            self.gathered = inputs.view(shape), targets.view(shape)
+        inputs, targets = self.gathered[0][within], self.gathered[1][within]
         if active == 1:
-            scale = scale[0]
-            if self.padded:
-                targets.mul_(self.valid[step, 0])
+            length = self.lengths[step]
+            losses[0] = self.passes[1].merge_one(inputs[0, :length], targets[0, :length], beta)
         else:
-            shape = (active, -1)
-            inputs, targets = inputs.view(*shape, inputs.shape[-1]), targets.view(*shape, targets.shape[-1])
-            if self.padded:
-                targets.mul_(self.valid[step, :active])
-        return self.passes[active].merge_gradient(inputs, targets, scale, beta)
+            padded = targets[:active] * self.valid[step, :active]
+            scale = self.scale[step, :active]
+            losses[:active] = self.passes[active].merge_many(inputs[:active], padded, scale, beta)
 
 
 class _FunctionalGradients:
@@ -183,8 +203,7 @@ class _FunctionalGradients:
 
         self.compute = vmap(grad_and_value(loss))
 
-    def merge(self, step: int, active: int, beta: float) -> Tensor:
-        losses = torch.zeros(active, dtype=torch.float64)
+    def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
         by_length: dict[int, list[int]] = {}
         for row in range(active):
             by_length.setdefault(len(self.members[row].steps[step][1]), []).append(row)
@@ -192,16 +211,12 @@ class _FunctionalGradients:
             parts = [self.setup.to_device(self.members[k].data.batch(self.members[k].steps[step][1])) for k in rows]
             inputs, targets = (torch.stack([part[i] for part in parts]) for i in (0, 1))
             chosen = self.weights[rows]
-            parameters = {
-                entry.name: chosen[:, entry.start : entry.stop].view(len(rows), *entry.shape)
-                for layer in self.setup.layers.layers
-                for entry in layer.entries
-            }
+            parameters = {entry.name: entry.of(chosen) for layer in self.setup.layers.layers for entry in layer.entries}
             gradients, values = self.compute(parameters, inputs, targets)
-            flat = torch.cat([gradients[name].reshape(len(rows), -1) for name in parameters], dim=1)
+            entries = (entry for layer in self.setup.layers.layers for entry in layer.entries)
+            flat = torch.cat([entry.flatten(gradients[entry.name]) for entry in entries], dim=1)
             self.into[rows] = flat if beta == 0 else self.into[rows].mul_(beta).add_(flat)
-            losses[rows] = values.double() * length
-        return losses
+            losses[rows] = values * length
 
 
 class _Springs:
@@ -235,10 +250,9 @@ class _Springs:
         """Add c (w − a)."""
         for name, c in self.stiffness.items():
             entry = self.entries[name]
-            shape = (active, *entry.shape)
-            stretch = self.weights[:active, entry.start : entry.stop].view(shape) - self.anchor[name]
+            stretch = entry.of(self.weights[:active]) - self.anchor[name]
             c = c[:active].view(active, *[1] * (len(entry.shape) - c.ndim + 1), *c.shape[1:])
-            gradients[:active, entry.start : entry.stop].view(shape).addcmul_(stretch, c)
+            entry.of(gradients[:active]).addcmul_(stretch, c)
 
 
 class _Optimizer:
