@@ -83,6 +83,9 @@ def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | N
     experiment = run.experiment
     title = f"{experiment.name}: {experiment.label}, seed {experiment.seed}"
     table = LiveTable(console, title, run.metric.name, experiment.evaluation.on[0], experiment.training.rounds)
+    resolved = run.directory.info["resolved"]
+    if experiment.engine.trainer == "stack" and resolved["trainer"] != "stack":
+        console.print(f"trainer: one client at a time; {resolved['why']}", highlight=False, markup=False)
     try:
         with table:
             for line in run.rounds(prepared) if prepared is not None else run.rounds(data=data):

@@ -1,5 +1,8 @@
 """The one special kernel: plain multilayer perceptrons under cross-entropy, with the backward pass written out.
 
+It works on displacements, D = W − A from the global weights A, where a spring pulls on them: c D is then one pass over
+memory. What A itself does to the samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
+
 A stack of S clients is a matrix of weights [S, P] and one of gradients, or of momentum, with which the new gradient is
 merged in the matrix product that computes it (V ← β V + dᵀ a). One client works on matrices, several on batches.
 """
@@ -65,17 +68,33 @@ def as_perceptron(model: nn.Module, layers: Layers, loss: Callable[..., Tensor])
 
 
 class Pass:
-    """Forward and backward for the first `active` rows of a stack; the views are made once."""
+    """Forward and backward for the first `active` rows of a stack; the views are made once.
 
-    def __init__(self, network: Perceptron, weights: Tensor, gradients: Tensor, active: int) -> None:
+    With an `anchor`, the rows are displacements from it, and a step is given the anchor's part of the first layer.
+    """
+
+    def __init__(
+        self, network: Perceptron, rows: Tensor, gradients: Tensor, active: int, anchor: Tensor | None = None
+    ) -> None:
         self.single = active == 1
         self.relu = [affine.relu for affine in network.chain]
-        self.weights = [self._matrix(weights, affine.weight, active) for affine in network.chain]
-        self.transposed = [weight.transpose(-1, -2) for weight in self.weights]
-        self.biases = [self._row(weights, affine.bias, active) for affine in network.chain]
+        self.weights = [self._matrix(rows, affine.weight, active) for affine in network.chain]
+        self.biases = [self._row(rows, affine.bias, active) for affine in network.chain]
         self.to_weights = [self._matrix(gradients, affine.weight, active) for affine in network.chain]
         self.to_biases = [self._row(gradients, affine.bias, active) for affine in network.chain]
         self.ones = torch.ones(0)
+        self.displaced: list[tuple[Tensor, Tensor, Tensor]] = []  # anchor, displacement, and where their sum goes
+        if anchor is not None:
+            for at, affine in enumerate(network.chain[1:], start=1):
+                self.weights[at] = self._sum(affine.weight.of(anchor), self.weights[at])
+                bias = self.biases[at]
+                if bias is not None and affine.bias is not None:
+                    self.biases[at] = self._sum(affine.bias.of(anchor), bias)
+        self.transposed = [weight.transpose(-1, -2) for weight in self.weights]
+
+    def _sum(self, anchor: Tensor, displacement: Tensor) -> Tensor:
+        self.displaced.append((anchor, displacement, torch.empty_like(displacement)))
+        return self.displaced[-1][2]
 
     def _matrix(self, flat: Tensor, entry: Entry, active: int) -> Tensor:
         view = entry.of(flat[:active])
@@ -87,14 +106,15 @@ class Pass:
         view = entry.of(flat[:active])
         return view[0] if self.single else view[:, None, :]
 
-    def merge_one(self, inputs: Tensor, targets: Tensor, beta: float) -> Tensor:
+    def merge_one(self, inputs: Tensor, targets: Tensor, beta: float, base: Tensor | None = None) -> Tensor:
         """Gradients ← β gradients + the gradient of the mean loss, for one client; return the sum of the losses.
 
-        `inputs` are [B, in], `targets` [B, classes], one-hot.
+        `inputs` are [B, in], `targets` [B, classes], one-hot; `base` is the anchor's x Aᵀ + b.
         """
-        values, error, loss = self._forward(inputs, targets, torch.addmm)
-        scale, count = 1 / len(inputs), len(inputs)
-        if len(self.ones) < count:
+        values, error, loss = self._forward(inputs, targets, base, torch.addmm)
+        count = inputs.shape[0]
+        scale = 1 / count
+        if self.ones.shape[0] < count:
             self.ones = inputs.new_ones(count)
         for at in reversed(range(len(self.weights))):
             to_bias = self.to_biases[at]
@@ -104,13 +124,15 @@ class Pass:
             error = self._back(error, values, at)
         return loss
 
-    def merge_many(self, inputs: Tensor, targets: Tensor, scale: Tensor, beta: float) -> Tensor:
+    def merge_many(
+        self, inputs: Tensor, targets: Tensor, scale: Tensor, beta: float, base: Tensor | None = None
+    ) -> Tensor:
         """The same for several clients, [active, B, …]; return the sums of their losses, [active].
 
         `targets` are all zero for a sample that only pads; `scale`, [active, B, 1], is one over the batch's length, and
         zero for such a sample.
         """
-        values, error, losses = self._forward(inputs, targets, torch.baddbmm)
+        values, error, losses = self._forward(inputs, targets, base, torch.baddbmm)
         error.mul_(scale)
         for at in reversed(range(len(self.weights))):
             to_bias = self.to_biases[at]
@@ -121,11 +143,15 @@ class Pass:
         return losses
 
     def _forward(
-        self, inputs: Tensor, targets: Tensor, product: Callable[..., Tensor]
+        self, inputs: Tensor, targets: Tensor, base: Tensor | None, product: Callable[..., Tensor]
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """What enters each layer, softmax − target, and the sum of the losses."""
+        for anchor, displacement, place in self.displaced:
+            torch.add(anchor, displacement, out=place)
         values = [inputs]
-        for relu, transposed, bias in zip(self.relu, self.transposed, self.biases, strict=True):
+        for at, (relu, transposed, bias) in enumerate(zip(self.relu, self.transposed, self.biases, strict=True)):
+            if at == 0 and base is not None:
+                bias = base if bias is None else base + bias
             out = values[-1] @ transposed if bias is None else product(bias, values[-1], transposed)
             values.append(out.relu_() if relu else out)
         log_shares = values.pop().log_softmax(-1)

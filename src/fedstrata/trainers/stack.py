@@ -85,18 +85,29 @@ class StackTrainer:
             members.append(_Member(order, data, list(batches(len(data), order, training, setup.seed))))
         ranking = sorted(range(len(members)), key=lambda k: -len(members[k].steps))
         ranked = [members[k] for k in ranking]
-        weights = anchor.expand(len(ranked), -1).clone()
-        springs = _Springs(setup.objective, [m.order for m in ranked], setup.layers, weights, anchor)
-        optimizer = _Optimizer(setup, weights, orders[0].round)
-        gradients = self._gradients(ranked, weights, optimizer.gradients)
+        # Rows are weights, or, for the kernel with springs that may pull, displacements from the anchor.
+        kernel = self.network is not None and all(_has_classes(member.data) for member in ranked)
+        displaced = kernel and not _never_pulls(setup.objective, ranked[0].order, setup.layers, anchor)
+        rows = anchor.expand(len(ranked), -1).clone()
+        if displaced:
+            rows.zero_()
+        optimizer = _Optimizer(setup, rows, orders[0].round, anchor if displaced else None)
+        springs = _Springs(setup.objective, [m.order for m in ranked], setup.layers, rows, anchor, displaced)
+        gradients: _Gradients
+        if kernel:
+            assert self.network is not None
+            from_anchor = anchor if displaced else None
+            gradients = _PerceptronGradients(self.network, ranked, rows, optimizer.gradients, from_anchor)
+        else:
+            gradients = _FunctionalGradients(ranked, rows, optimizer.gradients, setup)
         refreshes = _refreshes(setup.objective, ranked)
-        losses = torch.zeros(len(ranked[0].steps), len(ranked), dtype=weights.dtype)
+        losses = torch.zeros(len(ranked[0].steps), len(ranked), dtype=rows.dtype)
         active = len(ranked)
         for step, losses_now in enumerate(losses):
             while len(ranked[active - 1].steps) <= step:
                 active -= 1
-            for row in refreshes.get(step, ()):
-                springs.refresh(row)
+            if step in refreshes:
+                springs.refresh(refreshes[step])
             gradients.merge(step, active, optimizer.beta, losses_now)
             springs.pull(optimizer.gradients, active)
             optimizer.step(active)
@@ -105,18 +116,22 @@ class StackTrainer:
         results: list[Any] = [None] * len(ranked)
         for row, place in enumerate(ranking):
             stiffness = mean_per_layer(springs.of(row), setup.layers) if setup.record else None
-            results[place] = (weights[row] - anchor, float(totals[row]) / max(1, samples[row]), stiffness)
+            update = rows[row] if displaced else rows[row] - anchor
+            results[place] = (update, float(totals[row]) / max(1, samples[row]), stiffness)
         return results
-
-    def _gradients(self, members: list[_Member], weights: Tensor, into: Tensor) -> _Gradients:
-        if self.network is not None and all(_has_classes(member.data) for member in members):
-            return _PerceptronGradients(self.network, members, weights, into, self.setup)
-        return _FunctionalGradients(members, weights, into, self.setup)
 
 
 def _has_classes(data: Data) -> bool:
     """Whether the data is tensors with a class per sample."""
     return isinstance(data, Samples) and data.targets.ndim == 1 and not data.targets.is_floating_point()
+
+
+def _never_pulls(objective: Objective, order: Order, layers: Layers, anchor: Tensor) -> bool:
+    """Whether the stiffness is zero and stays so."""
+    if objective.refresh != "round":
+        return False
+    views = layers.views(anchor, trainable_only=True)
+    return not objective.stiffness(views, views, order.objective_state, layers)
 
 
 def _refreshes(objective: Objective, members: list[_Member]) -> dict[int, list[int]]:
@@ -140,9 +155,9 @@ class _PerceptronGradients:
     """Through the kernel; in a stack, short batches are padded with samples that do not count."""
 
     def __init__(
-        self, network: Perceptron, members: list[_Member], weights: Tensor, into: Tensor, setup: Setup
+        self, network: Perceptron, members: list[_Member], weights: Tensor, into: Tensor, anchor: Tensor | None
     ) -> None:
-        self.network, self.weights, self.into = network, weights, into
+        self.network, self.weights, self.into, self.anchor = network, weights, into, anchor
         self.passes: dict[int, Pass] = {}
         inputs, labels, offset = [], [], 0
         size = max(len(indices) for member in members for _, indices in member.steps)
@@ -159,6 +174,12 @@ class _PerceptronGradients:
             offset += len(data)
         self.inputs = torch.cat(inputs).to(weights.dtype)
         self.targets = one_hot(torch.cat(labels), network.classes).to(weights.dtype)
+        self.base: Tensor | None = None
+        if anchor is not None:
+            first = network.chain[0]
+            self.base = self.inputs @ first.weight.of(anchor).t()
+            if first.bias is not None:
+                self.base += first.bias.of(anchor)
         counts = (rows >= 0).sum(2)
         self.lengths = counts[:, 0].tolist()
         self.rows = torch.from_numpy(np.maximum(rows, 0))
@@ -167,26 +188,30 @@ class _PerceptronGradients:
             self.scale = self.valid / torch.from_numpy(np.maximum(counts, 1))[..., None, None]
         bytes_per_step = rows[0].size * network.inputs * weights.itemsize
         self.ahead = max(1, GATHERED // bytes_per_step)  # steps whose samples are gathered in one go
-        self.gathered: tuple[Tensor, Tensor]
+        self.gathered: list[Tensor | None] = []
 
     def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
         if active not in self.passes:
-            self.passes[active] = Pass(self.network, self.weights, self.into, active)
+            self.passes[active] = Pass(self.network, self.weights, self.into, active, self.anchor)
         within = step % self.ahead
         if within == 0:
             rows = self.rows[step : step + self.ahead]
-            shape = (*rows.shape, -1)
-            flat = rows.reshape(-1)
-            inputs, targets = self.inputs.index_select(0, flat), self.targets.index_select(0, flat)
-            self.gathered = inputs.view(shape), targets.view(shape)
-        inputs, targets = self.gathered[0][within], self.gathered[1][within]
+            shape, flat = (*rows.shape, -1), rows.reshape(-1)
+            sources = (self.inputs, self.targets, self.base)
+            self.gathered = [None if all_ is None else all_.index_select(0, flat).view(shape) for all_ in sources]
         if active == 1:
             length = self.lengths[step]
-            losses[0] = self.passes[1].merge_one(inputs[0, :length], targets[0, :length], beta)
+            inputs, targets, base = (None if part is None else part[within, 0, :length] for part in self.gathered)
+            assert inputs is not None
+            assert targets is not None
+            losses[0] = self.passes[1].merge_one(inputs, targets, beta, base)
         else:
-            padded = targets[:active] * self.valid[step, :active]
+            inputs, targets, base = (None if part is None else part[within, :active] for part in self.gathered)
+            assert inputs is not None
+            assert targets is not None
+            padded = targets * self.valid[step, :active]
             scale = self.scale[step, :active]
-            losses[:active] = self.passes[active].merge_many(inputs[:active], padded, scale, beta)
+            losses[:active] = self.passes[active].merge_many(inputs, padded, scale, beta, base)
 
 
 class _FunctionalGradients:
@@ -223,24 +248,34 @@ class _Springs:
     """The springs of a stack, with the stiffness of each tensor as [S, …]."""
 
     def __init__(
-        self, objective: Objective, orders: Sequence[Order], layers: Layers, weights: Tensor, anchor: Tensor
+        self,
+        objective: Objective,
+        orders: Sequence[Order],
+        layers: Layers,
+        rows: Tensor,
+        anchor: Tensor,
+        displaced: bool,
     ) -> None:
         self.objective, self.orders, self.layers = objective, orders, layers
+        self.rows, self.flat_anchor, self.displaced = rows, anchor, displaced
         self.anchor = layers.views(anchor, trainable_only=True)
-        self.locals = [layers.views(row, trainable_only=True) for row in weights]
         self.entries = {entry.name: entry for layer in layers.layers for entry in layer.entries}
-        self.weights, self.stiffness = weights, dict[str, Tensor]()
+        self.stiffness: dict[str, Tensor] = {}
+        self.pulls: dict[int, list[tuple[Tensor, Tensor, Tensor | None, Tensor]]] = {}  # by the number of active rows
 
-    def refresh(self, row: int) -> None:
-        """Compute one client's stiffness."""
-        state = self.orders[row].objective_state
-        fresh = self.objective.stiffness(self.locals[row], self.anchor, state, self.layers)
-        for name in self.stiffness.keys() - fresh.keys():
-            self.stiffness[name][row] = 0
-        for name, c in fresh.items():
-            if name not in self.stiffness:
-                self.stiffness[name] = c.new_zeros(len(self.orders), *c.shape)
-            self.stiffness[name][row] = c
+    def refresh(self, which: Sequence[int]) -> None:
+        """Compute some clients' stiffness."""
+        self.pulls.clear()
+        for row in which:
+            local = self.flat_anchor + self.rows[row] if self.displaced else self.rows[row]
+            views = self.layers.views(local, trainable_only=True)
+            fresh = self.objective.stiffness(views, self.anchor, self.orders[row].objective_state, self.layers)
+            for name in self.stiffness.keys() - fresh.keys():
+                self.stiffness[name][row] = 0
+            for name, c in fresh.items():
+                if name not in self.stiffness:
+                    self.stiffness[name] = c.new_zeros(len(self.orders), *c.shape)
+                self.stiffness[name][row] = c
 
     def of(self, row: int) -> dict[str, Tensor]:
         """One client's stiffness."""
@@ -248,36 +283,45 @@ class _Springs:
 
     def pull(self, gradients: Tensor, active: int) -> None:
         """Add c (w − a)."""
-        for name, c in self.stiffness.items():
-            entry = self.entries[name]
-            stretch = entry.of(self.weights[:active]) - self.anchor[name]
-            c = c[:active].view(active, *[1] * (len(entry.shape) - c.ndim + 1), *c.shape[1:])
-            entry.of(gradients[:active]).addcmul_(stretch, c)
+        if not self.stiffness:
+            return
+        if active not in self.pulls:
+            self.pulls[active] = [self._views(name, gradients, active) for name in self.stiffness]
+        for gradient, weights, anchor, c in self.pulls[active]:
+            gradient.addcmul_(weights if anchor is None else weights - anchor, c)
+
+    def _views(self, name: str, gradients: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        entry, c = self.entries[name], self.stiffness[name][:active]
+        c = c.view(active, *[1] * (len(entry.shape) - c.ndim + 1), *c.shape[1:])
+        anchor = None if self.displaced else self.anchor[name]
+        return entry.of(gradients[:active]), entry.of(self.rows[:active]), anchor, c
 
 
 class _Optimizer:
     """SGD or Adam on the rows of a stack; `beta` is what the next gradient is merged with."""
 
-    def __init__(self, setup: Setup, weights: Tensor, round: int) -> None:
+    def __init__(self, setup: Setup, rows: Tensor, round: int, anchor: Tensor | None) -> None:
         training = setup.training
-        self.weights, self.gradients = weights, torch.zeros_like(weights)
+        self.rows, self.anchor, self.gradients = rows, anchor, torch.zeros_like(rows)
         self.lr, self.decay = training.learning_rate(round), training.weight_decay
         self.adam = training.optimizer == "adam"
         self.beta = training.momentum
         if self.adam:
-            self.first, self.second, self.count = torch.zeros_like(weights), torch.zeros_like(weights), 0
+            self.first, self.second, self.count = torch.zeros_like(rows), torch.zeros_like(rows), 0
 
     def step(self, active: int) -> None:
         """Move the first rows."""
-        weights, gradients = self.weights[:active], self.gradients[:active]
+        rows, gradients = self.rows[:active], self.gradients[:active]
         if self.decay:
-            gradients.add_(weights, alpha=self.decay)
+            gradients.add_(rows, alpha=self.decay)
+            if self.anchor is not None:  # the rows are displacements from it, but all of the weights decay
+                gradients.add_(self.anchor, alpha=self.decay)
         if not self.adam:
-            weights.add_(gradients, alpha=-self.lr)
+            rows.add_(gradients, alpha=-self.lr)
             return
         self.count += 1
         first, second = self.first[:active], self.second[:active]
         first.lerp_(gradients, 1 - 0.9)
         second.mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
         scale = (second / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
-        weights.addcdiv_(first, scale, value=-self.lr / (1 - 0.9**self.count))
+        rows.addcdiv_(first, scale, value=-self.lr / (1 - 0.9**self.count))
