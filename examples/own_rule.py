@@ -13,8 +13,8 @@ from torch import Tensor
 import fedstrata
 from fedstrata.algorithm import Algorithm, State
 from fedstrata.checks import require
+from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.messages import Cohort
 from fedstrata.objectives import Plain
 from fedstrata.selections import Everything
 
