@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata
+from fedstrata import runs
 from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.runs import Run, reopen
@@ -579,3 +580,32 @@ def test_an_experiment_is_frozen(tiny: Any) -> None:
     experiment = Experiment.parse(tiny())
     with pytest.raises(ValueError, match="frozen"):
         experiment.seed = 3  # type: ignore[misc]
+
+
+def test_a_convolutional_model_is_exported_in_torchs_own_layout(tiny: Any, tmp_path: Path) -> None:
+    """The flat vector has convolutions channels last; what leaves it is an ordinary state dict."""
+    run = fedstrata.run(tiny({"task.model": {"name": "cnn"}, "training.rounds": 1}), out=tmp_path / "run")
+    run.export(tmp_path / "model.safetensors")
+    exported, model = load_file(tmp_path / "model.safetensors"), run.model()
+    for name, tensor in model.state_dict().items():
+        assert exported[name].is_contiguous()
+        assert torch.equal(exported[name], tensor), name
+
+
+def test_interrupted_while_evaluating_keeps_all_whole_rounds(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds 1 to 3 are whole when round 4 is interrupted between training and evaluation."""
+    measure = runs.evaluate
+
+    def interrupted(*arguments: Any) -> Any:
+        if arguments[4] == 4:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(runs, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
+    run = fedstrata.Run(tmp_path / "run")
+    assert len(run.history()) == 3
+    assert run.directory.latest().round == 3

@@ -112,6 +112,28 @@ def test_any_number_of_workers_gives_the_same_bits(model: Any, size: int) -> Non
     assert all(torch.equal(model, results[0][0]) for model, _ in results)
 
 
+@pytest.mark.parametrize("nothing", [FedLap(q=0), FedProx(0), FedLap(q=1.0)])
+def test_a_spring_that_never_pulls_is_plain_to_the_bit(nothing: Any) -> None:
+    """q = 0, μ = 0, and FedLap in a single epoch, in which nothing has turned yet."""
+    task, training = image_task(SIZES, perceptron), TRAINING.model_copy(update={"epochs": 1})
+    plain, _ = one_round(task, FEDAVG, "stack", 3, training=training, dtype=torch.float32)
+    found, _ = one_round(
+        task, Algorithm(nothing, Everything(), SampleSize()), "stack", 3, training=training, dtype=torch.float32
+    )
+    assert torch.equal(found, plain)
+
+
+def test_labels_to_be_ignored() -> None:
+    """cross_entropy leaves out −100; the kernel does not know that, so such data goes another way."""
+    task = image_task(SIZES, perceptron)
+    clients = [(inputs, torch.where(torch.arange(len(labels)) == 1, -100, labels)) for inputs, labels in task.clients]
+    task = replace(task, clients=clients)
+    expected, record = one_round(task, FEDAVG, "client")
+    found, _ = one_round(task, FEDAVG, "stack", 3)
+    assert set(record.status) == {"ok"}
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
 def test_frozen_parameters_stay_where_they_are() -> None:
     def half_frozen() -> nn.Module:
         model = perceptron()
@@ -232,6 +254,21 @@ def test_the_stack_fits_into_the_cache() -> None:
 )
 def test_what_is_no_plain_perceptron(model: nn.Module) -> None:
     assert as_perceptron(model, Layers.of(model), F.cross_entropy) is None
+
+
+class Residual(nn.Sequential):
+    """A Sequential with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.flatten(1)[:, :3]
+
+
+def test_a_sequential_with_its_own_mind_is_no_plain_perceptron() -> None:
+    plain = perceptron()
+    residual = Residual(*plain)
+    assert as_perceptron(residual, Layers.of(residual), F.cross_entropy) is None
+    plain[1].register_forward_hook(lambda module, inputs, output: output * 2)
+    assert as_perceptron(plain, Layers.of(plain), F.cross_entropy) is None
 
 
 def test_the_choice_is_recorded_and_kept_on_resume(tiny: Any, tmp_path: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -238,12 +238,12 @@ def _reason(error: Exception) -> str:
     """What went wrong and where, in one line: the innermost place that is neither torch's nor ours."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if not _LIBRARIES.search(frame.filename)]
+    ours = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     where = f" ({Path(ours[-1].filename).name}, line {ours[-1].lineno})" if ours else ""
     return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
 
 
-_LIBRARIES = re.compile(r"[/\\](torch|numpy|fedstrata)[/\\]")
+_LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, np, rng))
 
 
 def _keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:

@@ -83,11 +83,11 @@ def reopen_comparison(path: Path) -> Comparison:
     for seed in content["seeds"]:
         for algorithm in content["algorithms"]:
             folder = _folder(path, algorithm, seed)
-            if (folder / "run.json").exists():
-                cells.append(Cell(algorithm, seed, Run(folder).experiment, folder))
+            if (folder / "run.json").exists() and (run := Run(folder)).finished():
+                cells.append(Cell(algorithm, seed, run.experiment, folder))
     complete = {seed for seed in content["seeds"] if sum(c.seed == seed for c in cells) == len(content["algorithms"])}
     if not complete:
-        raise RunDirectoryError(f"{path}: no seed has been run with every algorithm yet")
+        raise RunDirectoryError(f"{path}: no seed has been run to its end with every algorithm yet")
     return Comparison(
         tuple(content["algorithms"]),
         tuple(seed for seed in content["seeds"] if seed in complete),

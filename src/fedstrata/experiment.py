@@ -10,8 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -149,7 +148,11 @@ class Experiment(BaseModel):
 
     def to_toml(self) -> str:
         """The recipe that gives this experiment again."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        return tomli_w.dumps(self.to_table())
+
+    def to_table(self) -> dict[str, Any]:
+        """The same as a table."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def label(self) -> str:
@@ -191,6 +194,11 @@ def load_table(recipe: str | Path) -> dict[str, Any]:
     return table
 
 
+def as_table(recipe: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe as a table of its own, whichever way it is given."""
+    return dict(recipe) if isinstance(recipe, Mapping) else load_table(recipe)
+
+
 def recipes() -> dict[str, Any]:
     """Our recipes by name."""
     found = (entry for entry in files("fedstrata").joinpath("recipes").iterdir() if entry.name.endswith(".toml"))
@@ -205,17 +213,21 @@ def load(
     seed: int | None = None,
 ) -> Experiment:
     """A recipe with changes: another algorithm ("fedldf:n=4"), settings ("training.rounds=50"), a seed."""
-    table = dict(recipe) if isinstance(recipe, Mapping) else load_table(recipe)
+    table = as_table(recipe)
     if algorithm is not None:
         table["algorithm"] = parse_algorithm(algorithm) if isinstance(algorithm, str) else dict(algorithm)
     pairs = list(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
-    for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith(".name")):
-        if key.endswith(".name"):
+    for key, value in sorted(pairs, key=lambda pair: pair[0] not in _NAMES):
+        if key in _NAMES:
             _rename(table, key.removesuffix(".name"), value)
         set_key(table, key, value)
     if seed is not None:
         table["seed"] = seed
     return Experiment.parse(table)
+
+
+_NAMES = ("task.partition.name", "task.model.name", "algorithm.name", *(f"algorithm.{axis}.name" for axis in AXES))
+"""The keys whose value decides what else their table may hold."""
 
 
 def _rename(table: dict[str, Any], path: str, name: Any) -> None:
@@ -293,8 +305,6 @@ def _is_union_branch(part: int | str) -> bool:
 def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
         inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if get_origin(inner) is UnionType:
-            inner = next((a for a in get_args(inner) if isinstance(a, type) and issubclass(a, BaseModel)), None)
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         model = inner

@@ -214,7 +214,7 @@ def _group(items: list[_Travelling], grouping: Grouping) -> dict[str, list[_Trav
     else:
         _check_mapping(items, grouping)
     first = next(item for item in items if item.trainable)
-    before = _own_layer(first, grouping) or first.module  # what opens the model has no layer before it
+    before = _own_layer(first, grouping) or first.module or "(root)"  # what opens the model has no layer before it
     groups: dict[str, list[_Travelling]] = {}
     layer_of_module: dict[str, str] = {}  # of its last parameter
     for item in items:

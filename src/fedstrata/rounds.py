@@ -131,8 +131,10 @@ def aggregate(model: Tensor, cohort: Cohort, weights: Tensor) -> Tensor:
             mass = weight[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
             share = mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
             rows = new[entry.start : entry.stop].view(entry.units, -1)
+            total = torch.zeros(rows.shape, dtype=torch.float64)
             for k, update in enumerate(cohort.updates):
-                rows += (share[k, :, None] * update[entry.start : entry.stop].view(entry.units, -1)).to(new.dtype)
+                total += share[k, :, None] * update[entry.start : entry.stop].view(entry.units, -1)
+            rows += total.to(new.dtype)
     return new
 
 
@@ -342,7 +344,8 @@ class _Attempt:
     def enough(self) -> bool:
         """Whether the round can go on."""
         asked = sum(status != "not selected" for status in self.status)
-        return bool(self.uploads) and self.usable() >= self.plan.training.min_replies * asked
+        needed = self.plan.training.min_replies * asked - 1e-9  # 0.07 · 100 is 7.000000000000001
+        return bool(self.uploads) and self.usable() >= needed
 
     def hopeless(self) -> bool:
         """Whether everyone failed in the same way, which another attempt would not change."""

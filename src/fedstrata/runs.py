@@ -173,18 +173,18 @@ class Run:
             if self._is_over(past, state.round):
                 return
             upload = past[-1]["upload_total"] if past else 0
-            stored = state.round
+            stored, whole = state.round, state  # the last checkpoint, and the last state whose line is in the history
             engine = stack.enter_context(prepared.engine())
             config, settings = prepared.experiment.evaluation, prepared.experiment.record
             rounds = prepared.experiment.training.rounds
             try:
-                for state, record in fit(state, prepared.algorithm, engine, prepared.plan):  # noqa: B020
+                for after, record in fit(state, prepared.algorithm, engine, prepared.plan):
                     started = time.perf_counter()
                     figures: Figures = {}
                     if record.round % config.every == 0 or record.round == rounds:
                         seed = prepared.experiment.seed
                         figures = evaluate(
-                            engine, prepared.task, state.model, config.on, record.round, seed, config.clients
+                            engine, prepared.task, after.model, config.on, record.round, seed, config.clients
                         )
                     upload += record.ledger.upload
                     seconds = record.seconds + time.perf_counter() - started
@@ -192,17 +192,17 @@ class Run:
                     if settings.layers:
                         directory.store_figures(record)
                     directory.append_history(line)
+                    whole = after
                     over = self._is_over([line], record.round)
                     if over or record.round % settings.checkpoint_every == 0:
-                        directory.store_checkpoint(state)
-                        stored = state.round
+                        directory.store_checkpoint(whole)
+                        stored = whole.round
                     yield line
                     if over:
                         return
             finally:
-                whole = directory.history()
-                if state.round > stored and whole and whole[-1]["round"] == state.round:
-                    directory.store_checkpoint(state)  # Ctrl-C between two checkpoints loses nothing
+                if whole.round > stored:
+                    directory.store_checkpoint(whole)  # Ctrl-C between two checkpoints loses no whole round
 
     def _is_over(self, history: list[Line], round: int) -> bool:
         experiment = self.directory.experiment
@@ -297,7 +297,7 @@ class Run:
             raise RunDirectoryError(f"{target} exists; it is not overwritten")
         target.parent.mkdir(parents=True, exist_ok=True)
         state = self.model(task=task, data=data).state_dict()
-        tensors = {name: tensor.detach().clone() for name, tensor in state.items()}
+        tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
         metadata = {"experiment": self.experiment.name, "algorithm": self.experiment.label}
         write_whole(target, save(tensors, metadata))
 
@@ -318,13 +318,14 @@ def run(
     on_round: Callable[[Line], None] | None = None,
 ) -> Run:
     """Run a recipe to its end, by name, path, table or as an Experiment, or your own Task, and return the Run."""
+    table = recipe.to_table() if isinstance(recipe, Experiment) else experiments.as_table(recipe)
     if isinstance(algorithm, Algorithm):
-        settings = {"layers.grouping": algorithm.grouping, **_as_mapping(settings)}
+        if not table.get("layers"):  # the experiment's own grouping comes first
+            settings = {"layers.grouping": algorithm.grouping, **_as_mapping(settings)}
         algorithm = to_table(algorithm)
     if task is not None:
         settings = {"task.function": PYTHON_TASK, **_as_mapping(settings)}
-    if not isinstance(recipe, Experiment):
-        recipe = experiments.load(recipe, algorithm=algorithm, settings=settings, seed=seed)
+    recipe = experiments.load(table, algorithm=algorithm, settings=settings, seed=seed)
     new, prepared = Run.create(recipe, out, task=task, data=Path(data) if data is not None else None)
     for line in new.rounds(prepared):
         if on_round is not None:
@@ -354,7 +355,7 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -
     changes = _as_mapping(settings)
     if not changes:
         return old
-    table = old.experiment.model_dump(mode="json", exclude_none=True)
+    table = old.experiment.to_table()
     for key, value in changes.items():
         if key not in CHANGEABLE_ON_RESUME:
             allowed = ", ".join(CHANGEABLE_ON_RESUME)
@@ -419,7 +420,8 @@ def _line(record: RoundRecord, layers: Layers, figures: Figures, upload_total: i
         for client, status in zip(record.clients, record.status, strict=True)
         if not status.startswith("ok") and status != "not selected"
     ]
-    evaluated = figures.get("clients", {}).get("clients", 0.0)
+    on_clients = figures.get("clients", {})
+    evaluated = on_clients.get("clients", 0.0) + on_clients.get("failed", 0.0)
     return {
         "round": record.round,
         "attempt": record.attempt,

@@ -14,6 +14,8 @@ from fedstrata.errors import RunDirectoryError
 
 TEMPORARY = ".partial"
 
+_held: set[int] = set()  # handles of the locks that this process holds
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file in one step: a reader sees the old one or the new one."""
@@ -69,8 +71,20 @@ def locked(directory: Path) -> Iterator[None]:
         except OSError:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             raise RunDirectoryError(f"{directory} is in use by process {owner}") from None
+        _held.add(handle)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
+        _held.discard(handle)
         os.close(handle)
+
+
+def _let_go() -> None:
+    """A forked worker does not hold its parent's locks: it may outlive the parent by an order."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -47,9 +47,8 @@ def _options(
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2, never a traceback."""
-    signal.signal(
-        signal.SIGTERM, signal.getsignal(signal.SIGINT)
-    )  # being asked to stop is like Ctrl-C: nothing is lost
+    # Being asked to stop is like Ctrl-C: nothing is lost. (SIGINT itself may be ignored, as in a script's background.)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -132,12 +132,11 @@ def _progress_line(cell: Cell, line: dict[str, Any]) -> str:
 
 def _live_table(comparison: Comparison, latest: dict[tuple[str, int], dict[str, Any]]) -> Table:
     table = Table("algorithm", "seed", "round", "now", "uploaded")
-    for cell in comparison.cells[-(30):] if len(comparison.cells) > 30 else comparison.cells:
-        line = latest.get((cell.algorithm, cell.seed))
-        if line is not None:
-            measured = line["metrics"].get(cell.experiment.evaluation.on[0], {})
-            now = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
-            table.add_row(cell.algorithm, str(cell.seed), str(line["round"]), now, size(line["upload_total"]))
+    for cell in [cell for cell in comparison.cells if (cell.algorithm, cell.seed) in latest][-30:]:
+        line = latest[cell.algorithm, cell.seed]
+        measured = line["metrics"].get(cell.experiment.evaluation.on[0], {})
+        now = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
+        table.add_row(cell.algorithm, str(cell.seed), str(line["round"]), now, size(line["upload_total"]))
     return table
 
 
@@ -216,6 +215,7 @@ def _show_difference(differences: Sequence[float], is_metric: bool, is_size: boo
         return sign + amount
 
     known = [value for value in differences if not math.isnan(value)]
-    if len(known) < ENOUGH_SEEDS or len(known) < len(differences):
+    two_sided = math.inf in known and -math.inf in known  # no middle between them
+    if len(known) < ENOUGH_SEEDS or len(known) < len(differences) or two_sided:
         return ", ".join(map(write, differences))
     return _show(estimate(known), write)

@@ -31,13 +31,15 @@ class FedLap:
     q: float = 0.5
     form: Literal["factor", "exponent"] = "factor"
     units: Literal["input", "output"] = "input"
-    refresh: Literal["epoch", "step"] = "epoch"
+    refresh: Literal["round", "epoch", "step"] = "epoch"
     through: bool = False  # line 18 read literally: the gradient flows through λ, which implies refresh="step"
 
     def __post_init__(self) -> None:
         require(0 <= self.q <= 1, "q", self.q, "must lie in [0, 1]")
         if self.through:
             object.__setattr__(self, "refresh", "step")
+        if self.q == 0:  # nothing ever pulls
+            object.__setattr__(self, "refresh", "round")
 
     @property
     def differentiable(self) -> bool:

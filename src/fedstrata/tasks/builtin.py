@@ -184,7 +184,14 @@ def _partition(table: Mapping[str, Any], labels: np.ndarray, seed: int) -> Parti
     except ValueError as error:
         raise RecipeError("task.partition", table.get("name"), str(error)) from None
     if not isinstance(partition, Partition):
-        partition = Partition.from_lists([np.asarray(rows) for rows in partition])
+        lists = [np.asarray(rows) for rows in partition]
+        for client, rows in enumerate(lists):
+            if rows.ndim != 1 or (len(rows) and not np.issubdtype(rows.dtype, np.integer)):
+                raise RecipeError("task.partition", table.get("name"), f"client {client} has no array of whole numbers")
+            if len(rows) and not 0 <= rows.min() <= rows.max() < len(labels):
+                problem = f"client {client} has an index outside 0 … {len(labels) - 1}"
+                raise RecipeError("task.partition", table.get("name"), problem)
+        partition = Partition.from_lists(lists)
     if len(partition) == 0 or not (partition.sizes > 0).any():
         raise DataError(f"task.partition = {table.get('name')!r}: no client has any sample")
     return partition

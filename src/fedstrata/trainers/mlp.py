@@ -47,8 +47,8 @@ class Perceptron:
 
 def as_perceptron(model: nn.Module, layers: Layers, loss: Callable[..., Tensor]) -> Perceptron | None:
     """The model as a chain of linear layers, if that is all it is and cross-entropy is what it is trained on."""
-    if loss is not F.cross_entropy or not isinstance(model, nn.Sequential):
-        return None
+    if loss is not F.cross_entropy or type(model) is not nn.Sequential or any(map(_has_hooks, model.modules())):
+        return None  # a subclass may have a forward of its own
     entries = {entry.name: entry for layer in layers.layers for entry in layer.entries}
     chain: list[Affine] = []
     for at, (name, module) in enumerate(model.named_children()):
@@ -65,6 +65,11 @@ def as_perceptron(model: nn.Module, layers: Layers, loss: Callable[..., Tensor])
     if not chain or chain[-1].relu or travelling != len(entries):
         return None
     return Perceptron(tuple(chain))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 class Pass:

@@ -86,8 +86,11 @@ class StackTrainer:
         ranking = sorted(range(len(members)), key=lambda k: -len(members[k].steps))
         ranked = [members[k] for k in ranking]
         # Rows are weights, or, for the kernel with springs that may pull, displacements from the anchor.
-        kernel = self.network is not None and all(_has_classes(member.data) for member in ranked)
-        displaced = kernel and not _never_pulls(setup.objective, ranked[0].order, setup.layers, anchor)
+        network = self.network
+        kernel = network is not None and all(_has_classes(member.data, network.classes) for member in ranked)
+        refreshes = _refreshes(setup.objective, ranked)
+        settled = max(refreshes) == 0  # the stiffness at the anchor is that of the whole round
+        displaced = kernel and not (settled and _is_free(setup.objective, ranked[0].order, setup.layers, anchor))
         rows = anchor.expand(len(ranked), -1).clone()
         if displaced:
             rows.zero_()
@@ -100,7 +103,6 @@ class StackTrainer:
             gradients = _PerceptronGradients(self.network, ranked, rows, optimizer.gradients, from_anchor)
         else:
             gradients = _FunctionalGradients(ranked, rows, optimizer.gradients, setup)
-        refreshes = _refreshes(setup.objective, ranked)
         losses = torch.zeros(len(ranked[0].steps), len(ranked), dtype=rows.dtype)
         active = len(ranked)
         for step, losses_now in enumerate(losses):
@@ -121,15 +123,16 @@ class StackTrainer:
         return results
 
 
-def _has_classes(data: Data) -> bool:
-    """Whether the data is tensors with a class per sample."""
-    return isinstance(data, Samples) and data.targets.ndim == 1 and not data.targets.is_floating_point()
-
-
-def _never_pulls(objective: Objective, order: Order, layers: Layers, anchor: Tensor) -> bool:
-    """Whether the stiffness is zero and stays so."""
-    if objective.refresh != "round":
+def _has_classes(data: Data, classes: int) -> bool:
+    """Whether the data is tensors with one of the classes for every sample (none of them to be ignored)."""
+    if not isinstance(data, Samples) or data.targets.ndim != 1 or data.targets.is_floating_point():
         return False
+    labels = data.targets if data.rows is None else data.targets[torch.from_numpy(data.rows)]
+    return len(labels) > 0 and bool(labels.min() >= 0) and bool(labels.max() < classes)
+
+
+def _is_free(objective: Objective, order: Order, layers: Layers, anchor: Tensor) -> bool:
+    """Whether nothing pulls at the anchor."""
     views = layers.views(anchor, trainable_only=True)
     return not objective.stiffness(views, views, order.objective_state, layers)
 

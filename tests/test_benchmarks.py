@@ -1,0 +1,132 @@
+"""The benchmarks' own arithmetic and page; no peer is needed, and nothing is timed."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import growth, measure, page, run
+from benchmarks.workloads import QUICK, WORKLOADS, Batches
+from fedstrata.experiment import load
+from fedstrata.tasks.models import logreg, mlp
+
+
+def turn(seconds, accuracy=0.8, busy=0.0):
+    return {"startup": 3.0, "seconds": [9.0, 9.0, *seconds], "accuracy": accuracy, "busy": busy}
+
+
+@pytest.fixture
+def results():
+    like = {"cosine": 0.97, "length": 1.01}
+    systems = {
+        "fedstrata": {"settings": "as installed", "variant": "", "turns": [turn([1.0, 1.2, 1.1])], "similarity": like},
+        "pfl": {"settings": "x", "variant": "1 thread", "turns": [turn([2.0, 2.2, 2.4], 0.81)], "similarity": like},
+        "Flower": {"settings": "y", "variant": "", "turns": [], "error": "exit code 1: no Ray"},
+    }
+    workload = {
+        "description": "a test",
+        "rounds": 5,
+        "warm_up": 2,
+        "parameters": 7850,
+        "flops_per_round": 1.1e9,
+        "systems": systems,
+        "disagreements": [],
+    }
+    point = {"point": 10, "median": 0.1, "load": 1.0, "memory_mb": 500, "worker_memory_mb": 400}
+    server = {"numbers": 10_000, "median": {"fedavg": 0.02, "fedlayerwise": 0.03}, "floor": 0.01, "memory_mb": 300}
+    return {
+        "made": "2026-01-02T03:04:05",
+        "quick": False,
+        "repetitions": 1,
+        "machine": {"cpu": "A CPU", "cores": 2, "memory_gb": 8, "python": "3.11", "versions": {"torch": "2.13.0"}},
+        "peak_gflops": 100.0,
+        "copy_gbs": 10.0,
+        "workloads": {"logreg-250": workload},
+        "growth": {"cohort": [point], "clients": [point, {"error": "exit code 1"}], "parameters": [server]},
+        "overheads": {"cnn-10": {"fedavg": [1.0, 2.0], "fedadp": [1.1, 2.2]}, "mlp-100": {"error": "exit code 1"}},
+    }
+
+
+def test_ratios_use_the_timed_rounds_only(results):
+    workload = results["workloads"]["logreg-250"]
+    assert page.ratio(workload, "pfl") == pytest.approx(2.0)
+    assert page.ratio(workload, "Flower") is None
+    assert page.share_of_peak(workload, "fedstrata", 100.0) == pytest.approx(0.01)
+
+
+def test_the_page_holds_every_table(results):
+    template = (Path(page.HERE) / "page.md.in").read_text(encoding="utf-8")
+    text = page.build(results, template, "2026-01-02-a-cpu")
+    assert "{{" not in text
+    assert "| logreg-250 | 1.1 | 1.0% | 2× | – |" in text
+    assert "did not run: exit code 1: no Ray" in text
+    assert "pfl (1 thread)" in text
+    assert "| fedadp on cnn-10 | 1.65 | +10.0% |" in text
+    assert "| 10,000 | 0.02 (2×) | 0.03 (3×) | 0.01 | 300 |" in text
+    assert "2026-01-02-a-cpu-growth.svg" in text
+    assert "not quiet" not in text
+
+
+def test_a_disturbed_run_says_so(results):
+    results["workloads"]["logreg-250"]["systems"]["pfl"]["turns"][0]["busy"] = 0.5
+    assert "not quiet**: before 1 of 2 turns" in page.machine(results)
+
+
+def test_the_page_is_made_of_the_newest_full_result(tmp_path, results):
+    for name, made, quick in (("old", "2026-01-01", False), ("new", "2026-01-02", False), ("q", "2026-01-03", True)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**results, "made": made, "quick": quick}))
+    assert page.newest(tmp_path).stem == "new"
+    with pytest.raises(SystemExit, match="make bench"):
+        page.newest(tmp_path / "nothing")
+
+
+def test_flops_are_counted_forward_and_backward():
+    inputs, targets = torch.randn(20, 1, 28, 28), torch.zeros(20, dtype=torch.long)
+    # A product of the forward pass has one for the weights in the backward pass, and one for the inputs but in layer 1.
+    assert measure.training_flops(logreg((1, 28, 28), 10), inputs, targets) == 2 * 2 * 784 * 10
+    assert measure.training_flops(mlp((1, 28, 28), 10, 200), inputs, targets) == 2 * 2 * 784 * 200 + 3 * 2 * 200 * 10
+
+
+def test_the_fastest_variant_wins_and_a_failed_one_loses():
+    turns = {"1": turn([3.0]), "2": turn([2.0]), "3": {"seconds": [], "error": "no"}}
+    assert run.fastest(turns) == "2"
+
+
+def test_other_work_is_noticed():
+    reference = np.array([3.0, 4.0])
+    assert run.similarity(reference * 2, reference) == pytest.approx({"cosine": 1.0, "length": 2.0})
+    like, half = {"cosine": 0.97, "length": 1.02}, {"cosine": 0.97, "length": 0.5}
+    systems = {
+        "fedstrata": {"turns": [turn([1.0], 0.80)], "similarity": {"cosine": 1.0, "length": 1.0}},
+        "a": {"turns": [turn([1.0], 0.82)], "similarity": like},
+        "b": {"turns": [turn([1.0], 0.70)], "similarity": half},
+    }
+    assert [text.split(":")[0] for text in run.disagreements(systems)] == ["b", "b"]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_is_a_valid_recipe(name):
+    assert load(WORKLOADS[name].recipe).training.optimizer == "sgd"
+    assert set(QUICK) <= set(WORKLOADS)
+
+
+def test_batches_hold_every_sample_once():
+    batches = list(Batches(torch.arange(7), torch.arange(7), 3))
+    assert [len(x) for x, _ in batches] == [3, 3, 1]
+    assert sorted(torch.cat([x for x, _ in batches]).tolist()) == list(range(7))
+
+
+def test_any_number_of_clients_can_be_drawn():
+    partition = growth.draws(np.zeros(10), np.random.default_rng(0), clients=1000, samples=6)
+    assert len(partition) == 1000
+    assert set(partition.sizes) == {6}
+
+
+def test_a_cpu_becomes_part_of_a_file_name():
+    assert measure.slug("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz") == "intel-xeon-e5-2680-v4"
+    assert measure.slug("AMD EPYC 7B13") == "amd-epyc-7b13"
