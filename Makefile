@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test check bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,22 @@ check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+BENCH_BIN := benchmarks/.venv/bin
+BENCH_STAMP := benchmarks/.venv/installed
+BENCH ?=
+
+$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-no-deps.txt
+	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv benchmarks/.venv
+	$(BENCH_BIN)/python -m pip install --quiet -c constraints.txt -e '.[data]' -r benchmarks/requirements.txt
+	-$(BENCH_BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-no-deps.txt
+	touch $(BENCH_STAMP)
+
+bench: $(BENCH_STAMP)  ## fedstrata and its peers on the same work, growth and overheads (BENCH="--data DIR …")
+	$(BENCH_BIN)/python -m benchmarks.run $(BENCH)
+
+bench-quick: $(BENCH_STAMP)  ## three workloads with all systems, in under ten minutes
+	$(BENCH_BIN)/python -m benchmarks.run --quick $(BENCH)
 
 format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,129 @@
+"""How fedstrata's cost grows. One point per process, so that peak memory is its own.
+
+python -m benchmarks.growth cohort 100       seconds per round with 100 of 1,000 clients
+python -m benchmarks.growth clients 100000   seconds per round with 10 of 100,000 clients
+python -m benchmarks.growth parameters 1000000   the server's share of a round: 10 ready replies of 10⁶ numbers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks import measure
+from benchmarks.workloads import WARM_UP, WORKLOADS
+from fedstrata.experiment import load
+from fedstrata.messages import Order, Reply
+from fedstrata.rounds import fit
+from fedstrata.runs import Prepared, prepare
+from fedstrata.tasks.partitions import Partition
+from fedstrata.tasks.task import Task
+
+AXES = {
+    "cohort": (10, 30, 100, 300, 1000),
+    "clients": (100, 1000, 10_000, 100_000),
+    "parameters": (10**4, 10**5, 10**6, 10**7, 10**8),
+}
+ROUNDS = 7
+LAYERS = 10
+COHORT = 10
+
+
+def draws(labels: np.ndarray, generator: np.random.Generator, clients: int, samples: int) -> Partition:
+    """Any number of clients, each with so many random samples; they may overlap."""
+    rows = generator.integers(len(labels), size=clients * samples)
+    return Partition(rows, np.arange(clients + 1) * samples)
+
+
+def memory_mb() -> int:
+    """Peak resident memory: ours, and of the largest worker (of which most is shared with us)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
+    """FLUTE's logistic regression with another number of clients or a larger cohort."""
+    start = time.perf_counter()
+    recipe = {**WORKLOADS["flute-lr"].recipe}
+    partition = {"name": "benchmarks.growth:draws", "clients": clients, "samples": 60}
+    settings = {"training.rounds": ROUNDS, "training.clients_per_round": cohort, "task.partition": partition}
+    prepared = prepare(load(recipe, settings=settings), data=data)
+    loaded = time.perf_counter() - start
+    seconds = []
+    with prepared.engine() as engine:
+        run = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            next(run)
+            seconds.append(time.perf_counter() - start)
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    return {"seconds": seconds, "load": loaded, "memory_mb": memory_mb(), "worker_memory_mb": workers}
+
+
+class Ready:
+    """An engine whose clients have already answered: what is left is the server's work."""
+
+    def __init__(self, prepared: Prepared, updates: Sequence[Tensor]) -> None:
+        self.sizes = prepared.task.sizes()
+        self._updates, self._layers = updates, len(prepared.layers)
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        """Every reply at once."""
+        sent = torch.ones(self._layers, dtype=torch.bool)
+        for order, update in zip(orders, self._updates, strict=True):
+            yield Reply("train", order.round, order.attempt, order.client, size=1, update=update, sent=sent)
+
+
+def server(parameters: int) -> dict[str, Any]:
+    """Check, weigh and aggregate the replies of ten clients, against copying as many bytes."""
+    side = max(1, round((parameters / LAYERS) ** 0.5))
+    data = [(torch.zeros(1, side), torch.zeros(1, dtype=torch.long)) for _ in range(COHORT)]
+    task = Task(
+        model=lambda: nn.Sequential(*(nn.Linear(side, side, bias=False) for _ in range(LAYERS))),
+        clients=data,
+        evaluation={"test": data[0]},
+    )
+    found: dict[str, Any] = {}
+    updates: list[Tensor] = []
+    for algorithm in ("fedavg", "fedlayerwise"):
+        recipe = {"training": {"rounds": ROUNDS}, "record": {"layers": False}}
+        prepared = prepare(load(recipe, algorithm=algorithm), task)
+        updates = updates or [torch.randn(prepared.layers.numel) * 0.01 for _ in range(COHORT)]
+        run = fit(prepared.first_state(), prepared.algorithm, Ready(prepared, updates), prepared.plan)
+        found[algorithm] = [next(run)[1].seconds for _ in range(ROUNDS)]
+    numbers = updates[0].numel()
+    moved = (COHORT + 2) * numbers * 4  # every update and the model are read once, the new model is written
+    memory = memory_mb()
+    updates.clear()
+    floor = moved / (measure.copy_gbs() * 1e9)
+    return {"numbers": numbers, "seconds": found, "floor": floor, "memory_mb": memory}
+
+
+def main() -> None:
+    """Print one point as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("axis", choices=AXES)
+    parser.add_argument("point", type=int)
+    parser.add_argument("--data", type=Path)
+    options = parser.parse_args()
+    if options.axis == "parameters":
+        found = server(options.point)
+        found["median"] = {name: statistics.median(s[WARM_UP:]) for name, s in found["seconds"].items()}
+    else:
+        cohort = options.axis == "cohort"
+        found = rounds(1000 if cohort else options.point, options.point if cohort else COHORT, options.data)
+        found["median"] = statistics.median(found["seconds"][WARM_UP:])
+    print(json.dumps({"point": options.point, **found}))
+
+
+if __name__ == "__main__":
+    main()

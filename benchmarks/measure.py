@@ -1,0 +1,111 @@
+"""What the machine can do, and how much arithmetic a round is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+PACKAGES = ("fedstrata", "torch", "numpy", "flwr", "ray", "pfl", "fedlab")
+
+
+def cpu_name() -> str:
+    """The processor, as the kernel calls it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def slug(text: str) -> str:
+    """A name that can be part of a file's name."""
+    text = re.sub(r"\((r|tm)\)|\bcpu\b|@.*$|\bprocessor\b", " ", text.lower())
+    return re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on and with."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def busy(seconds: float = 0.5) -> float:
+    """The share of the machine that others are using right now; timings are worth little unless it is near 0."""
+
+    def counters() -> tuple[int, int]:
+        values = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return sum(values), values[3] + values[4]  # all, and idle or waiting for a disk
+
+    try:
+        (all_before, idle_before), _, (all_after, idle_after) = counters(), time.sleep(seconds), counters()
+    except OSError:
+        return 0.0
+    return 1 - (idle_after - idle_before) / max(1, all_after - all_before)
+
+
+def _fastest(work: Callable[[], Any], repetitions: int = 7) -> float:
+    """The best time of several: what the machine can do when nothing disturbs it."""
+    work()
+    times = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peak_gflops(size: int = 2048, threads: int = 2) -> float:
+    """Speed of a float32 matrix product on two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    out = torch.empty(size, size)
+    seconds = _fastest(lambda: torch.mm(a, b, out=out))
+    torch.set_num_threads(before)
+    return 2 * size**3 / seconds / 1e9
+
+
+def copy_gbs(megabytes: int = 400) -> float:
+    """Memory bandwidth of a copy, read and written bytes together."""
+    source = torch.ones(megabytes * 250_000)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / _fastest(lambda: target.copy_(source)) / 1e9
+
+
+def training_flops(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    """Floating-point operations of one training step (forward and backward), per sample."""
+    with FlopCounterMode(display=False) as counter:
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+    return counter.get_total_flops() / len(inputs)
+
+
+def flops_per_round(work: Any, cohorts: Sequence[Sequence[int]]) -> float:
+    """The mean over these rounds."""
+    inputs, targets = work.client(cohorts[0][0])
+    batch = work.training.batch_size
+    each = training_flops(work.model(), inputs[:batch], targets[:batch])
+    samples = statistics.mean(float(sum(work.sizes[client] for client in cohort)) for cohort in cohorts)
+    return each * samples * work.training.epochs

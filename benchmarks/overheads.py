@@ -1,0 +1,53 @@
+"""What an algorithm costs beyond FedAvg: one round of each in turn, in one process.
+
+python -m benchmarks.overheads cnn-10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.workloads import WARM_UP, WORKLOADS
+from fedstrata.experiment import load
+from fedstrata.rounds import fit
+from fedstrata.runs import prepare
+
+RECORDED = "fedavg, layers recorded"
+ALGORITHMS = {
+    "cnn-10": ("fedavg", RECORDED, "fedadp", "fedlayerwise", "fedldf"),
+    "mlp-100": ("fedavg", RECORDED, "adaptive_mu", "fedlap"),
+}
+ROUNDS = 12
+
+
+def main() -> None:
+    """Print every algorithm's seconds per round as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=ALGORITHMS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--data", type=Path)
+    options = parser.parse_args()
+    names = ALGORITHMS[options.workload]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        runs = {}
+        for name in names:
+            settings = {"training.rounds": options.rounds, "record.layers": name == RECORDED}
+            experiment = load(WORKLOADS[options.workload].recipe, algorithm=name.split(",")[0], settings=settings)
+            prepared = prepare(experiment, data=options.data)
+            engine = stack.enter_context(prepared.engine())
+            runs[name] = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
+        for number in range(options.rounds):
+            for name in names if number % 2 else names[::-1]:
+                start = time.perf_counter()
+                next(runs[name])
+                seconds[name].append(time.perf_counter() - start)
+    print(json.dumps({name: values[WARM_UP:] for name, values in seconds.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""docs/performance.md, from stored results and the template page.md.in; needs nothing but the standard library.
+
+python -m benchmarks.page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+QUIET = 0.1
+"""Above this share of the machine in others' hands, a turn's seconds are doubtful."""
+
+
+def newest(folder: Path = HERE / "results") -> Path:
+    """The newest full result, or else the newest quick one."""
+    found = [(json.loads(path.read_text(encoding="utf-8")), path) for path in folder.glob("*.json")]
+    if not found:
+        raise SystemExit(f"no results in {folder}: run `make bench` first")
+    return max(found, key=lambda pair: (not pair[0]["quick"], pair[0]["made"]))[1]
+
+
+def system_names(results: dict[str, Any]) -> list[str]:
+    """Every system in the order of the first workload."""
+    return list(dict.fromkeys(name for workload in results["workloads"].values() for name in workload["systems"]))
+
+
+def seconds(workload: dict[str, Any], system: str) -> list[float]:
+    """All timed rounds of a system, over its turns."""
+    turns = workload["systems"].get(system, {}).get("turns", [])
+    return [value for turn in turns for value in turn["seconds"][workload["warm_up"] :]]
+
+
+def median_seconds(workload: dict[str, Any], system: str) -> float | None:
+    """Of all timed rounds; None if the system did not run."""
+    values = seconds(workload, system)
+    return statistics.median(values) if values else None
+
+
+def ratio(workload: dict[str, Any], system: str) -> float | None:
+    """A system's seconds over fedstrata's."""
+    theirs, ours = median_seconds(workload, system), median_seconds(workload, "fedstrata")
+    return None if theirs is None or ours is None else theirs / ours
+
+
+def share_of_peak(workload: dict[str, Any], system: str, peak_gflops: float) -> float | None:
+    """The training arithmetic of a round over what the machine could have done in that time."""
+    median = median_seconds(workload, system)
+    return None if median is None else workload["flops_per_round"] / median / (peak_gflops * 1e9)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def number(value: float | None, digits: int = 3, suffix: str = "") -> str:
+    """So many significant digits."""
+    if value is None:
+        return "–"
+    text = f"{value:.{digits}g}"
+    return (f"{value:,.0f}" if "e" in text and abs(value) >= 1 else text) + suffix
+
+
+def ratios(results: dict[str, Any]) -> str:
+    """Peers' seconds over fedstrata's."""
+    names = system_names(results)
+    head = ["workload", "fedstrata, s per round", "share of peak", *(f"{n} ÷" for n in names if n != "fedstrata")]
+    rows = []
+    for label, workload in results["workloads"].items():
+        peak = share_of_peak(workload, "fedstrata", results["peak_gflops"])
+        others = [number(ratio(workload, name), suffix="×") for name in names if name != "fedstrata"]
+        share = "–" if peak is None else f"{peak:.1%}"
+        rows.append(
+            [label, number(median_seconds(workload, "fedstrata")), share, *(o.replace("–×", "–") for o in others)]
+        )
+    return table(head, rows)
+
+
+def details(results: dict[str, Any]) -> str:
+    """Every system on every workload."""
+    head = ["system", "s per round", "fastest … slowest", "÷ fedstrata", "share of peak", "start-up, s", "accuracy"]
+    head += ["cosine, length"]
+    parts = []
+    for label, workload in results["workloads"].items():
+        rows = []
+        for name, system in workload["systems"].items():
+            shown = f"{name} ({system['variant']})" if system.get("variant") else name
+            values = seconds(workload, name)
+            if "error" in system or not values:
+                rows.append([shown, f"did not run: {system.get('error', 'no rounds')}", *[""] * (len(head) - 2)])
+                continue
+            accuracies = [turn["accuracy"] for turn in system["turns"]]
+            like = system.get("similarity")
+            rows.append(
+                [
+                    shown,
+                    number(statistics.median(values)),
+                    f"{number(min(values))} … {number(max(values))}",
+                    number(ratio(workload, name)),
+                    f"{share_of_peak(workload, name, results['peak_gflops']) or 0:.1%}",
+                    f"{statistics.median(turn['startup'] for turn in system['turns']):.1f}",
+                    f"{statistics.median(accuracies):.3f} ({min(accuracies):.3f} … {max(accuracies):.3f})",
+                    f"{like['cosine']:.3f}, {like['length']:.3f}" if like else "–",
+                ]
+            )
+        facts = (
+            f"{workload['description']}. {workload['parameters']:,} parameters, "
+            f"{workload['flops_per_round'] / 1e9:,.2f} GFLOP of training a round; accuracy after "
+            f"{workload['rounds']} rounds."
+        )
+        problems = "".join(f"\n\n**Not the same work:** {problem}" for problem in workload["disagreements"])
+        parts.append(f"### {label}\n\n{facts}\n\n{table(head, rows)}{problems}")
+    return "\n\n".join(parts)
+
+
+def growth(results: dict[str, Any]) -> str:
+    """How fedstrata's cost grows."""
+    found = results.get("growth")
+    if not found:
+        return "Not part of this run."
+    parts = []
+    titles = {
+        "cohort": ("clients per round", "Logistic regression on MNIST, 60 samples per client, 1,000 clients:"),
+        "clients": ("existing clients", "The same with 10 clients per round, out of more and more:"),
+    }
+    for axis, (title, text) in titles.items():
+        points = [point for point in found.get(axis, []) if "error" not in point]
+        rows = [
+            [
+                f"{point['point']:,}",
+                number(point["median"]),
+                number(point["load"]),
+                f"{point['memory_mb']:,}",
+                f"{point['worker_memory_mb']:,}",
+            ]
+            for point in points
+        ]
+        head = [title, "s per round", "s to load", "peak memory, MB", "of a worker (mostly shared), MB"]
+        parts.append(f"{text}\n\n{table(head, rows)}")
+    rows = []
+    for point in found.get("parameters", []):
+        if "error" not in point:
+            medians = [point["median"][name] for name in ("fedavg", "fedlayerwise")]
+            over = [f"{number(value)} ({number(value / point['floor'], 2)}×)" for value in medians]
+            rows.append([f"{point['numbers']:,}", *over, number(point["floor"]), f"{point['memory_mb']:,}"])
+    head = ["parameters", "FedAvg, s", "FedLayerWise, s", "copying as many bytes, s", "peak memory, MB"]
+    text = (
+        "The server's share of a round with ten clients and ten layers: replies checked, weighed and aggregated. In "
+        "brackets: times what copying as many bytes takes at the bandwidth of a plain copy."
+    )
+    parts.append(f"{text}\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def overheads(results: dict[str, Any]) -> str:
+    """What the algorithms cost beyond FedAvg: the median over rounds of the ratio to FedAvg's same round."""
+    found = results.get("overheads")
+    if not found:
+        return "Not part of this run."
+    rows = []
+    for workload, algorithms in found.items():
+        for name, values in algorithms.items():
+            if name in ("fedavg", "error"):
+                continue
+            paired = [a / b for a, b in zip(values, algorithms["fedavg"], strict=True)]
+            over = f"{statistics.median(paired) - 1:+.1%}"
+            rows.append([f"{name} on {workload}", number(statistics.median(values)), over])
+    return table(["algorithm", "s per round", "over FedAvg"], rows)
+
+
+def machine(results: dict[str, Any]) -> str:
+    """Where and with what."""
+    about = results["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
+    turns = [
+        turn
+        for workload in results["workloads"].values()
+        for system in workload["systems"].values()
+        for turn in system["turns"]
+    ]
+    disturbed = sum(turn["busy"] > QUIET for turn in turns)
+    text = (
+        f"Measured on {results['made'][:10]}: {about['cpu']}, {about['cores']} cores, {about['memory_gb']:g} GB; "
+        f"Python {about['python']}; {versions}. Peak: {results['peak_gflops']:.0f} GFLOP/s (float32 matrix product of "
+        f"size 2048 on two threads); memory bandwidth of a copy: {results['copy_gbs']:.1f} GB/s. "
+        f"{results['repetitions']} turns of each system."
+    )
+    if disturbed:
+        text += (
+            f"\n\n**The machine was not quiet**: before {disturbed} of {len(turns)} turns, other processes used more "
+            f"than {QUIET:.0%} of it. These numbers are rough."
+        )
+    return text
+
+
+def settings(results: dict[str, Any]) -> str:
+    """How each system was set up."""
+    found = {name: s["settings"] for w in results["workloads"].values() for name, s in w["systems"].items()}
+    return "\n".join(f"- **{name}**: {text}." for name, text in found.items())
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Everything, for the terminal."""
+    parts = [machine(results)]
+    if results["workloads"]:
+        parts += [ratios(results), details(results)]
+    parts += [part(results) for key, part in (("growth", growth), ("overheads", overheads)) if results.get(key)]
+    return "\n\n".join(parts)
+
+
+def build(results: dict[str, Any], template: str, stem: str) -> str:
+    """The page: each `{{name}}` of the template replaced."""
+    values = {
+        "machine": machine(results),
+        "ratios": ratios(results),
+        "details": details(results),
+        "settings": settings(results),
+        "growth": growth(results),
+        "overheads": overheads(results),
+        "results": f"benchmarks/results/{stem}.json",
+        "figure": f"![Seconds per round of every system](../benchmarks/results/{stem}.svg)",
+        "growth_figure": "",
+    }
+    if results.get("growth"):
+        values["growth_figure"] = f"![How cost grows](../benchmarks/results/{stem}-growth.svg)\n"
+    for key, value in values.items():
+        template = template.replace(f"{{{{{key}}}}}", value)
+    return template
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="default: the newest full result")
+    parser.add_argument("--out", type=Path, default=PAGE)
+    options = parser.parse_args()
+    path = options.results or newest()
+    results = json.loads(path.read_text(encoding="utf-8"))
+    template = (HERE / "page.md.in").read_text(encoding="utf-8")
+    options.out.write_text(build(results, template, path.stem), encoding="utf-8")
+    print(f"{options.out} from {path}")
+
+
+if __name__ == "__main__":
+    main()
