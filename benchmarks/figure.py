@@ -48,6 +48,8 @@ def _systems(results: dict[str, Any]) -> Any:
             if system != "fedstrata" and ratio is not None:
                 axes.annotate(f"{ratio:.1f}×", (x, median), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.margins(y=0.12)
     axes.set_xticks(range(len(workloads)), list(workloads))
     axes.set_ylabel("seconds per round (log scale)")

@@ -109,6 +109,17 @@ def test_other_work_is_noticed():
     assert [text.split(":")[0] for text in run.disagreements(systems)] == ["b", "b"]
 
 
+def test_noise_of_the_batches_widens_what_is_allowed():
+    like = {"cosine": 0.65, "length": 1.05}
+    systems = {
+        "fedstrata": {"turns": [turn([1.0])], "similarity": {"cosine": 1.0, "length": 1.0}},
+        "plain loop": {"turns": [turn([1.0])], "similarity": like},
+    }
+    assert len(run.disagreements(systems)) == 1
+    systems["plain loop"]["self_similarity"] = {"cosine": 0.68, "length": 0.97}
+    assert run.disagreements(systems) == []
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_is_a_valid_recipe(name):
     assert load(WORKLOADS[name].recipe).training.optimizer == "sgd"
