@@ -19,6 +19,7 @@ from torch import Tensor
 from fedstrata.algorithm import State, Tensors
 from fedstrata.checks import require
 from fedstrata.layers import Layers
+from fedstrata.objectives._turning import one_minus_cosine
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class FedLap:
 
     def __post_init__(self) -> None:
         require(0 <= self.q <= 1, "q", self.q, "must lie in [0, 1]")
+        useless = self.refresh == "round" and self.q > 0
+        require(not useless, "refresh", self.refresh, "must be epoch or step: when a round begins, nothing has turned")
         if self.through:
             object.__setattr__(self, "refresh", "step")
         if self.q == 0:  # nothing ever pulls
@@ -54,7 +57,7 @@ class FedLap:
         """c = q λ_{l,j}, or λ_{l,j}^((1−q)/q); a weight none of whose neurons turned is free."""
         unit = 1 if self.units == "input" else 0
         weights = {name: w for name, w in local.items() if w.ndim >= 2 and self.q > 0}
-        turns = {name: _one_minus_cosine(w, anchor[name], unit) for name, w in weights.items()}
+        turns = {name: one_minus_cosine(w, anchor[name], unit) for name, w in weights.items()}
         if self.form == "factor":
             return {name: self.q * turn for name, turn in turns.items() if turn.any()}
         power = (1 - self.q) / self.q if self.q else 0.0
@@ -66,19 +69,3 @@ class FedLap:
     def after_round(self, new: Tensor, old: Tensor, state: State, layers: Layers) -> State:
         """λ lives within a round."""
         return state
-
-
-def _one_minus_cosine(w: Tensor, a: Tensor, unit: int) -> Tensor:
-    """λ per unit, shaped to broadcast; 0 where nothing changed or both are zero, 1 where one is."""
-    dims = [d for d in range(w.ndim) if d != unit]
-    moved = (w != a).any(dim=dims, keepdim=True)
-    cosine = (_unit_vectors(w, dims) * _unit_vectors(a, dims)).sum(dims, keepdim=True)
-    return torch.where(moved, (1 - cosine).clamp(0, 2), 0.0)
-
-
-def _unit_vectors(w: Tensor, dims: list[int]) -> Tensor:
-    """Each vector divided by its length, in two steps, so that the squares of small numbers do not vanish."""
-    largest = w.detach().abs().amax(dims, keepdim=True)
-    scaled = torch.where(largest > 0, w / largest.where(largest > 0, 1.0), 0.0)
-    length = scaled.square().sum(dims, keepdim=True)
-    return scaled / length.where(length > 0, 1.0).sqrt()
