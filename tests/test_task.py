@@ -256,9 +256,6 @@ def test_a_metric_knows_what_is_better() -> None:
     assert not up.reached(0.4, 0.5)
     assert down.reached(0.5, 0.5)
     assert not down.reached(0.6, 0.5)
-    assert up.better(1, 0)
-    assert not up.better(1, 1)
-    assert down.better(0, 1)
 
 
 def test_a_model_without_parameters_or_with_mixed_types_is_refused(blobs: Any, tmp_path: Path) -> None:

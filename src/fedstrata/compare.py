@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from fedstrata import rng
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.runs import Line, Run, prepare, reopen
-from fedstrata.storage import write_whole
+from fedstrata.storage import read_versioned, write_whole
 
 FORMAT = 1
 ENOUGH_SEEDS = 5
@@ -78,7 +77,7 @@ def plan(
 
 def reopen_comparison(path: Path) -> Comparison:
     """A comparison that was run before, as far as it got."""
-    content = _read(path / "compare.json")
+    content = read_versioned(path / "compare.json", FORMAT)
     cells = []
     for seed in content["seeds"]:
         for algorithm in content["algorithms"]:
@@ -109,7 +108,7 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
     """Remember what the directory is for, or add seeds to it; refuse one that is for something else."""
     file = path / "compare.json"
     if file.exists():
-        found = _read(file)
+        found = read_versioned(file, FORMAT)
         if found["request"] != request:
             raise RunDirectoryError(f"{path} holds another comparison; choose another --out")
         seeds = sorted({*found["seeds"], *seeds})
@@ -118,17 +117,6 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
     path.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, "recipe": recipe, "request": request, "algorithms": algorithms, "seeds": seeds}
     write_whole(file, (json.dumps(content) + "\n").encode())
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{file} is damaged: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else content
-        raise RunDirectoryError(f"{file}: format = {found!r}; this version of fedstrata reads format {FORMAT}")
-    return content
 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:

@@ -34,7 +34,7 @@ from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
 from fedstrata.rounds import RoundRecord, ServerState
-from fedstrata.storage import TEMPORARY, append_line, read_lines, write_whole
+from fedstrata.storage import TEMPORARY, append_line, read_lines, read_versioned, write_whole
 
 FORMAT = 1
 """Version of the run directory's format."""
@@ -69,7 +69,9 @@ class RunDirectory:
         self.path = path
         if not path.is_dir():
             raise RunDirectoryError(f"{path} does not exist or is no directory")
-        self.info = self._read_info()
+        if not (path / "run.json").exists():
+            raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
+        self.info = read_versioned(path / "run.json", FORMAT)
         self.experiment = self._read_recipe()
 
     @classmethod
@@ -90,19 +92,6 @@ class RunDirectory:
         _write_checkpoint(fresh / "checkpoints", state)
         os.rename(fresh, path)
         return cls(path)
-
-    def _read_info(self) -> dict[str, Any]:
-        path = self.path / "run.json"
-        try:
-            info = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunDirectoryError(f"{self.path} is no run directory: it has no run.json") from None
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}") from None
-        if not isinstance(info, dict) or info.get("format") != FORMAT:
-            found = info.get("format") if isinstance(info, dict) else info
-            raise RunDirectoryError(f"{path}: format = {found!r}; this version of fedstrata reads format {FORMAT}")
-        return info
 
     def _read_recipe(self) -> Experiment:
         path = self.path / "recipe.toml"

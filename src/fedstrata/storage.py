@@ -51,6 +51,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise RunDirectoryError(f"{path} is damaged: a line is not JSON") from None
 
 
+def read_versioned(path: Path, version: int) -> dict[str, Any]:
+    """A JSON file of ours, if it is whole and of the format we read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from None
+    found = content.get("format") if isinstance(content, dict) else content
+    if not isinstance(content, dict) or found != version:
+        raise RunDirectoryError(f"{path}: format = {found!r}; this version of fedstrata reads format {version}")
+    return content
+
+
 def _write_all(handle: int, content: bytes) -> None:
     view = memoryview(content)
     while view:

@@ -76,10 +76,6 @@ class Metric:
         """Whether a value is at least as good as the target."""
         return value >= target if self.direction == "max" else value <= target
 
-    def better(self, a: float, b: float) -> bool:
-        """Whether a is strictly better than b."""
-        return a > b if self.direction == "max" else a < b
-
 
 def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).double().mean()

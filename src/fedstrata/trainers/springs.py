@@ -1,4 +1,7 @@
-"""The spring ½ Σ c (w − a)²: an objective only says how stiff it is; its value and its pull are derived here, once."""
+"""The spring ½ Σ c (w − a)²: an objective only says how stiff it is; value and pull are derived from that.
+
+This is one client's; `stack.py` has the same pull for the rows of a stack.
+"""
 
 from __future__ import annotations
 
