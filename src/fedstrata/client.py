@@ -258,4 +258,4 @@ def _keep_units(update: Tensor, units: Tensor, layers: Layers) -> None:
     for layer in layers.layers:
         for entry in layer.entries:
             rows = update[entry.start : entry.stop].view(entry.units, -1)
-            rows.mul_(units[entry.first_unit : entry.first_unit + entry.units, None])
+            rows.masked_fill_(~units[entry.first_unit : entry.first_unit + entry.units, None], 0)
