@@ -16,7 +16,16 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-from fedstrata.engines.flower.codec import RAW, decode_order, decode_reply, encode_order, encode_reply
+from fedstrata.engines.flower.codec import (
+    RAW,
+    Hello,
+    decode_hello,
+    decode_order,
+    decode_reply,
+    encode_hello,
+    encode_order,
+    encode_reply,
+)
 from fedstrata.errors import MessageError
 from fedstrata.layers import Layers
 from fedstrata.messages import INDEX_BYTES, Order, Reply, layers_with_units
@@ -89,7 +98,7 @@ def test_orders_arrive_as_they_were_sent(
         mask=data.draw(st.none() | masks(layers)),
         work=data.draw(st.integers(1, 100)),
     )
-    same(order, decode_order(over_the_wire(encode_order(order, layers)), layers, STATE))
+    same(order, decode_order(over_the_wire(encode_order(order, layers)), layers))
 
 
 @settings(max_examples=100, deadline=None)
@@ -290,12 +299,32 @@ def test_units_without_layers_and_nothing_at_all_are_refused() -> None:
 )
 def test_an_order_that_does_not_fit_is_refused(record: str, values: dict[str, Any], problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
-        decode_order(changed(encode_order(ORDER, LAYERS), record, **values), LAYERS, {})
+        decode_order(changed(encode_order(ORDER, LAYERS), record, **values), LAYERS)
 
 
-def test_an_order_with_another_objectives_state_is_refused() -> None:
-    content = encode_order(Order("train", 1, 0, 0, model=vector(LAYERS, 1), objective_state=STATE), LAYERS)
-    with pytest.raises(MessageError, match=r"objective state has \['mu', 'previous'\], expected \[\]"):
-        decode_order(content, LAYERS, {})
-    with pytest.raises(MessageError, match="mu has shape"):
-        decode_order(content, LAYERS, {**STATE, "mu": torch.rand(4, dtype=torch.float64)})
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        (raw(3, "complex64"), "mu has dtype complex64"),
+        (Array("object", (1,), RAW, bytes(8)), "mu has dtype object"),
+        (raw(3, data=11), "mu has 11 bytes for 3 numbers"),
+        (Array("float32", (-2, -2), RAW, bytes(16)), r"mu has shape \[-2, -2\]"),
+        (Array("float32", (10**9, 10**9), RAW, bytes(16)), "mu has 16 bytes"),
+        (raw(3, stype="numpy.ndarray"), "mu is stored as"),
+    ],
+)
+def test_an_order_with_impossible_objective_state_is_refused(array: Array, problem: str) -> None:
+    content = encode_order(ORDER, LAYERS)
+    content["state"] = ArrayRecord({"mu": array})
+    with pytest.raises(MessageError, match=problem):
+        decode_order(content, LAYERS)
+
+
+@pytest.mark.parametrize(
+    "change", [{"client": -1}, {"size": -1}, {"held_out": "3"}, {"schema": 0}, {"agreement": None}]
+)
+def test_an_introduction_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    hello = Hello(client=3, size=10, held_out=2, agreement="ab12")
+    assert decode_hello(over_the_wire(encode_hello(hello))) == hello
+    with pytest.raises(MessageError, match=next(iter(change))):
+        decode_hello(changed(encode_hello(hello), "hello", **change))

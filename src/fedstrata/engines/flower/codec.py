@@ -11,7 +11,9 @@ decides how much memory is taken or what is imported. What does not fit is a `Me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -27,10 +29,43 @@ RAW = "raw"
 """How an array's numbers are written: as they lie in memory, with no header."""
 
 _INDEX_DTYPE = torch.int32
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+}
 _LONGEST_TEXT = 1000
 _MOST_METRICS = 100
 
 _HEADER: dict[str, type] = {"schema": int, "kind": str, "round": int, "attempt": int, "client": int}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says of itself when it is asked: which client it is, and how many samples it has."""
+
+    client: int
+    size: int
+    held_out: int
+    agreement: str
+    """`Prepared.agreement` of its own recipe."""
+
+
+def encode_hello(hello: Hello) -> RecordDict:
+    """A node's introduction."""
+    return RecordDict({"hello": ConfigRecord({"schema": SCHEMA, **vars(hello)})})
+
+
+def decode_hello(content: RecordDict) -> Hello:
+    """A node's introduction, as far as it makes sense."""
+    fields: dict[str, type] = {"schema": int, "client": int, "size": int, "held_out": int, "agreement": str}
+    values = _values(_records(content, {"hello": ConfigRecord}, {})["hello"], fields, {})
+    del values["schema"]
+    for name in ("client", "size", "held_out"):
+        _require(values[name] >= 0, f"{name} = {values[name]}, must not be negative")
+    return Hello(**values)
 
 
 # --- orders --------------------------------------------------------------------------------------------------------
@@ -38,7 +73,7 @@ _HEADER: dict[str, type] = {"schema": int, "kind": str, "round": int, "attempt":
 
 def encode_model(model: Tensor, layers: Layers) -> ArrayRecord:
     """A model as an array per layer; the orders of an exchange share it."""
-    return ArrayRecord({layer.name: _array(model[layer.start : layer.stop]) for layer in layers.layers})
+    return ArrayRecord({layer.name: encode_array(model[layer.start : layer.stop]) for layer in layers.layers})
 
 
 def encode_order(order: Order, layers: Layers, model: ArrayRecord | None = None) -> RecordDict:
@@ -50,16 +85,17 @@ def encode_order(order: Order, layers: Layers, model: ArrayRecord | None = None)
     if order.model is not None:
         records["model"] = model or encode_model(order.model, layers)
     if order.objective_state:
-        records["state"] = ArrayRecord({name: _array(value) for name, value in order.objective_state.items()})
+        records["state"] = ArrayRecord({name: encode_array(value) for name, value in order.objective_state.items()})
     return RecordDict(records)
 
 
-def decode_order(content: RecordDict, layers: Layers, state: Mapping[str, Tensor]) -> Order:
-    """An order from the server; `state` is the objective's at the start, which says what it consists of."""
+def decode_order(content: RecordDict, layers: Layers) -> Order:
+    """An order from the server."""
     records = _records(content, {"order": ConfigRecord}, {"model": ArrayRecord, "state": ArrayRecord})
     control = _values(records["order"], _HEADER | {"answer": str, "work": int}, {"mask": bytes})
     kind, answer = control["kind"], control["answer"]
-    _require(answer in get_args(Answer), f"answer = {answer!r} is none of {', '.join(get_args(Answer))}")
+    _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
+    _require(answer in get_args(Answer), f"answer = {answer[:50]!r} is none of {', '.join(get_args(Answer))}")
     _require(control["work"] >= 1, f"work = {control['work']}, must be at least 1")
     model = None
     if "model" in records:
@@ -73,18 +109,11 @@ def decode_order(content: RecordDict, layers: Layers, state: Mapping[str, Tensor
         control["attempt"],
         control["client"],
         model=model,
-        objective_state=_state(records.get("state", {}), state),
+        objective_state={name: decode_array(name, array) for name, array in records.get("state", {}).items()},
         answer=answer,
         mask=mask,
         work=control["work"],
     )
-
-
-def _state(record: Mapping[str, Array], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not record:
-        return {}
-    _require(set(record) == set(expected), f"objective state has {sorted(record)}, expected {sorted(expected)}")
-    return {name: _tensor(name, record[name], tuple(like.shape), like.dtype) for name, like in expected.items()}
 
 
 # --- replies -------------------------------------------------------------------------------------------------------
@@ -100,7 +129,7 @@ def encode_reply(reply: Reply, layers: Layers) -> RecordDict:
         records["metrics"] = MetricRecord(dict(reply.metrics))
     figures = {"scores": reply.scores, "stiffness": reply.stiffness}
     if any(tensor is not None for tensor in figures.values()):
-        records["figures"] = ArrayRecord({name: _array(t) for name, t in figures.items() if t is not None})
+        records["figures"] = ArrayRecord({name: encode_array(t) for name, t in figures.items() if t is not None})
     if reply.update is not None and reply.sent is not None:
         sent = [layer for layer, is_sent in zip(layers.layers, reply.sent.tolist(), strict=True) if is_sent]
         if reply.units is None:
@@ -109,8 +138,10 @@ def encode_reply(reply: Reply, layers: Layers) -> RecordDict:
             units = reply.units
             numbers = {la.name: torch.cat([v[rows] for v, rows in _rows(reply.update, units, la)]) for la in sent}
             indices = {la.name: units[la.first_unit : la.last_unit].nonzero()[:, 0] for la in sent}
-            records["units"] = ArrayRecord({name: _array(rows.to(_INDEX_DTYPE)) for name, rows in indices.items()})
-        records["layers"] = ArrayRecord({name: _array(values) for name, values in numbers.items()})
+            records["units"] = ArrayRecord(
+                {name: encode_array(rows.to(_INDEX_DTYPE)) for name, rows in indices.items()}
+            )
+        records["layers"] = ArrayRecord({name: encode_array(values) for name, values in numbers.items()})
     return RecordDict(records)
 
 
@@ -119,6 +150,8 @@ def decode_reply(content: RecordDict, layers: Layers) -> Reply:
     optional = {"metrics": MetricRecord, "figures": ArrayRecord, "layers": ArrayRecord, "units": ArrayRecord}
     records = _records(content, {"reply": ConfigRecord}, optional)
     control = _values(records["reply"], _HEADER | {"size": int}, {"error": str})
+    kind = control["kind"]
+    _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
     _require(control["size"] >= 0, f"size = {control['size']}, must not be negative")
     figures = dict(records.get("figures", {}))
     scores, stiffness = figures.pop("scores", None), figures.pop("stiffness", None)
@@ -135,7 +168,7 @@ def decode_reply(content: RecordDict, layers: Layers) -> Reply:
             update, sent = _layers(records["layers"], layers), torch.tensor([name in names for name in layers.names])
     _require("units" not in records or "layers" in records, "units without layers")
     return Reply(
-        control["kind"],
+        kind,
         control["round"],
         control["attempt"],
         control["client"],
@@ -215,10 +248,18 @@ def _scattered(record: Mapping[str, Array], units: Tensor, layers: Layers) -> Te
 # --- what records are made of ----------------------------------------------------------------------------------------
 
 
-def _array(tensor: Tensor) -> Array:
+def encode_array(tensor: Tensor) -> Array:
+    """A tensor's numbers, and what is needed to read them."""
     return Array(
         str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), RAW, tensor.contiguous().numpy().tobytes()
     )
+
+
+def decode_array(name: str, array: Array) -> Tensor:
+    """An array of any shape, of numbers that we know."""
+    _require(all(length >= 0 for length in array.shape), f"{name[:50]} has shape {list(array.shape)[:8]}")
+    _require(array.dtype in _DTYPES, f"{name[:50]} has dtype {array.dtype[:50]}, none of {', '.join(_DTYPES)}")
+    return _tensor(name[:50], array, tuple(array.shape), _DTYPES[array.dtype])
 
 
 def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -227,11 +268,11 @@ def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype)
     _require(array.stype == RAW, f"{name} is stored as {array.stype[:50]!r}, expected {RAW!r}")
     _require(array.dtype == expected, f"{name} has dtype {array.dtype[:50]}, expected {expected}")
     _require(tuple(array.shape) == shape, f"{name} has shape {list(array.shape)[:8]}, expected {list(shape)}")
-    numbers = int(np.prod(shape))
+    numbers = math.prod(shape)
     _require(len(array.data) == numbers * dtype.itemsize, f"{name} has {len(array.data)} bytes for {numbers} numbers")
-    return (
-        torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape) if numbers else torch.empty(shape, dtype=dtype)
-    )
+    if numbers == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).view(shape)
 
 
 def _unpacked(bits: bytes, count: int) -> Tensor:
@@ -269,11 +310,7 @@ def _values(record: ConfigRecord, required: Mapping[str, type], optional: Mappin
         _require(type(value) is kinds[name], f"{name} is a {type(value).__name__}, not a {kinds[name].__name__}")
     for name in required:
         _require(name in record, f"{name} is missing")
-    values = dict(record.items())
-    _require(
-        values["kind"] in get_args(Kind), f"kind = {str(values['kind'])[:50]!r} is none of {', '.join(get_args(Kind))}"
-    )
-    return values
+    return dict(record.items())
 
 
 def _require(condition: bool, problem: str) -> None:
