@@ -21,6 +21,7 @@ SCHEMA = 1
 
 Kind = Literal["train", "upload", "evaluate"]
 Answer = Literal["layers", "scores", "units"]
+Fault = Literal["failed", "refused", "no reply"]
 
 INDEX_BYTES = 4
 SCORE_DTYPE = torch.float32
@@ -72,7 +73,7 @@ class Reply:
     """The mean stiffness of each layer's spring when training ended, for the record only."""
     part: tuple[int, int] = (0, 1)
     error: str | None = None
-    fault: Literal["failed", "refused", "no reply"] = "failed"
+    fault: Fault = "failed"
     """What an `error` is: the client failed, or the engine could not read its reply, or there was none."""
 
     def upload_bytes(self, layers: Layers) -> Tensor:

@@ -24,6 +24,7 @@ from fedstrata.engines.flower.codec import (
     encode_hello,
     encode_reply,
 )
+from fedstrata.engines.local import keep_memory
 from fedstrata.errors import RecipeError
 from fedstrata.experiment import load
 from fedstrata.messages import Order, Reply
@@ -108,6 +109,7 @@ def _load(recipe: str, data: str | None) -> tuple[Client, str]:
     """The task and a model, once per process: an actor of a simulation answers for many nodes."""
     experiment = load(recipe, settings={"engine.name": "flower"})
     prepared = prepare(experiment, data=Path(data) if data else None)
+    keep_memory()
     return Client(prepared.setup), prepared.agreement
 
 

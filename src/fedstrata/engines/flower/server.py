@@ -22,15 +22,16 @@ from fedstrata.client import Client
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.errors import DataError, FedstrataError, MessageError, RecipeError, UserError
 from fedstrata.experiment import load
-from fedstrata.messages import Kind, Order, Reply
+from fedstrata.messages import Fault, Kind, Order, Reply
 from fedstrata.runs import Prepared, Run, prepare
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"
 
-_CLIENTS_FAULT = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: "the app cannot be installed"}
-_SILENCE = {3: "the order has expired", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
-"""Flower's error codes. What is the client's own fault would happen again; the rest is worth another attempt."""
+_EXPIRED = 3
+_FAILURES = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: "the app cannot be installed"}
+_SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
+"""Flower's error codes. A failure would happen again; silence is worth another attempt."""
 
 _log = logging.getLogger("fedstrata")
 
@@ -75,12 +76,12 @@ class FlowerEngine:
         for order in remote:
             content = encode_order(order, self._layers, model if order.model is remote[0].model else None)
             node = holders.get(order.client)
-            message = None if node is None else self._push(node, MESSAGE_TYPES[order.kind], content)
+            message = None if node is None else self._push(node, MESSAGE_TYPES[order.kind], content, self._timeout)
             if message is None:
                 unsent.append(order)
             else:
                 waiting[message] = order
-        yield from (_lost(order, "no node that is online has this client") for order in unsent)
+        yield from (_empty(order, "no node that is online has this client", "no reply") for order in unsent)
         deadline = time.monotonic() + self._timeout
         while waiting:
             replies = self._pull(waiting)
@@ -91,18 +92,24 @@ class FlowerEngine:
             if waiting and not replies:
                 self._check()
                 time.sleep(self._poll)
-        yield from (_lost(order, f"nothing within {self._timeout:g} s") for order in waiting.values())
+        yield from (self._late(order) for order in waiting.values())
 
     def _read(self, order: Order, message: Message) -> Reply:
         if message.has_error():
-            return _failed(order, message.error)
+            if message.error.code == _EXPIRED:
+                return self._late(order)
+            fault: Fault = "no reply" if message.error.code in _SILENCE else "failed"
+            return _empty(order, _explain(message.error), fault)
         try:
             reply = decode_reply(message.content, self._layers)
             if reply.client != order.client:
                 raise MessageError(f"client = {reply.client}, asked for {order.client}")
         except MessageError as problem:
-            return _empty(order, error=str(problem), fault="refused")
+            return _empty(order, str(problem), "refused")
         return reply
+
+    def _late(self, order: Order) -> Reply:
+        return _empty(order, f"nothing within {self._timeout:g} s", "no reply")
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
@@ -128,13 +135,13 @@ class FlowerEngine:
         """Ask every node that was not here before who it is."""
         self._online = set(self._grid.get_node_ids())
         for node in sorted(self._online - set(self._met) - set(self._strange) - set(self._asked.values())):
-            message = self._push(node, HELLO, RecordDict())
+            message = self._push(node, HELLO, RecordDict(), lifetime=None)
             if message is not None:
                 self._asked[message] = node
 
     def _introduce(self, node: int, message: Message) -> None:
         if message.has_error():
-            _log.warning("node %d: %s", node, _failed(None, message.error).error)
+            _log.warning("node %d: %s", node, _explain(message.error))
             return  # it is asked again
         try:
             hello = decode_hello(message.content)
@@ -160,9 +167,9 @@ class FlowerEngine:
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def _push(self, node: int, kind: str, content: RecordDict) -> str | None:
-        """Send a message and return its id. An order that nobody fetches in time must not be carried out later."""
-        message = Message(content, dst_node_id=node, message_type=kind, ttl=self._timeout)
+    def _push(self, node: int, kind: str, content: RecordDict, lifetime: float | None) -> str | None:
+        """Send a message and return its id. What nobody fetches in its lifetime is not carried out later."""
+        message = Message(content, dst_node_id=node, message_type=kind, ttl=lifetime)
         return next(iter(self._grid.push_messages([message])), None)
 
     def _pull(self, waiting: Collection[str]) -> dict[str, Message]:
@@ -178,21 +185,14 @@ class FlowerEngine:
         return replies
 
 
-def _empty(order: Order | None, **fields: Any) -> Reply:
-    if order is None:
-        return Reply("train", 0, 0, 0, **fields)
-    return Reply(order.kind, order.round, order.attempt, order.client, **fields)
+def _empty(order: Order, error: str, fault: Fault) -> Reply:
+    return Reply(order.kind, order.round, order.attempt, order.client, error=error, fault=fault)
 
 
-def _lost(order: Order, why: str) -> Reply:
-    return _empty(order, error=why, fault="no reply")
-
-
-def _failed(order: Order | None, error: Error) -> Reply:
+def _explain(error: Error) -> str:
+    what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
     detail = " ".join((error.reason or "").split())[:300]
-    what = (_CLIENTS_FAULT | _SILENCE).get(error.code, f"Flower's error {error.code}")
-    fault = "no reply" if error.code in _SILENCE else "failed"
-    return _empty(order, error=f"{what}: {detail}" if detail else what, fault=fault)
+    return f"{what}: {detail}" if detail else what
 
 
 # --- the ServerApp -------------------------------------------------------------------------------------------------
