@@ -63,7 +63,7 @@ class Shard:
         if self.client == 1:
             raise OSError("disk on fire")
         if self.client == 2:
-            time.sleep(8)
+            time.sleep(3600)
         return self.inputs[indices], torch.from_numpy(indices) % 2
 
 

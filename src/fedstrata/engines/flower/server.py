@@ -23,6 +23,7 @@ from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, en
 from fedstrata.errors import DataError, FedstrataError, MessageError, RecipeError, UserError
 from fedstrata.experiment import load
 from fedstrata.messages import Fault, Kind, Order, Reply
+from fedstrata.rounds import settle
 from fedstrata.runs import Prepared, Run, prepare
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
@@ -217,10 +218,12 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run an experiment, or go on with one that was interrupted (docs/flower.md has the keys of the run config)."""
+    logging.basicConfig(format="%(message)s")
+    _log.setLevel(logging.INFO)
     for line in serve(grid, context.run_config):
-        metrics = " ".join(f"{on}: {values}" for on, values in line["metrics"].items())
-        lost = "".join(f"; client {who['client']} {who['why']}" for who in line["lost"])
-        _log.info("round %d, %d of %d replies%s %s", line["round"], line["replies"], line["clients"], lost, metrics)
+        metrics = "".join(f", {on} loss {values['loss']:.4f}" for on, values in line["metrics"].items())
+        lost = "".join(f"; client {who['client']}: {who['why']}" for who in line["lost"])
+        _log.info("round %d, %d of %d replies%s%s", line["round"], line["replies"], line["clients"], metrics, lost)
 
 
 def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -237,15 +240,17 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     clients = int(config.get("clients") or len(prepared.task.clients))
     engine = FlowerEngine(grid, prepared, clients, timeout=prepared.experiment.engine.timeout, poll=0.2)
     engine.wait_for(int(config.get("min-clients") or clients), float(config.get("wait") or 600))
-    prepared = replace(prepared, task=_remote(prepared, engine))
+    prepared = _with_remote_data(prepared, engine)
     run = old or Run.start(prepared, out)
     yield from run.rounds(prepared, engine)
 
 
-def _remote(prepared: Prepared, engine: FlowerEngine) -> Any:
-    """The server's task, with the clients' data where it is."""
+def _with_remote_data(prepared: Prepared, engine: FlowerEngine) -> Prepared:
+    """The server's task, with the clients' data where it is, and the algorithm settled for these clients."""
     held_out = RemoteData(engine.held_out_sizes) if engine.held_out_sizes.any() else None
-    return replace(prepared.task, clients=RemoteData(engine.sizes), held_out=held_out)
+    task = replace(prepared.task, clients=RemoteData(engine.sizes), held_out=held_out)
+    cohort = prepared.experiment.training.cohort_size(int((engine.sizes > 0).sum()))
+    return replace(prepared, task=task, algorithm=settle(prepared.experiment.build_algorithm(), cohort))
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:

@@ -30,6 +30,9 @@ from fedstrata.runs import Prepared
 _START = 300.0
 """Seconds in which Ray and its actors must have started and loaded their data."""
 
+_STOP = 10.0
+"""Seconds in which they must have stopped."""
+
 
 class FlowerSimulation:
     """A context manager: the engine, while Flower runs."""
@@ -40,19 +43,22 @@ class FlowerSimulation:
         self._prepared = prepared
         self._grids: Queue[Grid] = Queue()
         self._over, self._problem = threading.Event(), ""
-        self._thread = threading.Thread(target=self._run, name="flower", daemon=True)
+        self._thread = threading.Thread()
         self._stack = ExitStack()
 
     def __enter__(self) -> FlowerEngine:
         prepared = self._prepared
         with ExitStack() as starting:
-            folder = Path(starting.enter_context(tempfile.TemporaryDirectory(prefix="fedstrata-")))
+            # Ray has its sockets there, and their paths must be short.
+            temporary = tempfile.TemporaryDirectory(prefix="fedstrata-", dir="/tmp", ignore_cleanup_errors=True)
+            folder = Path(starting.enter_context(temporary))
             recipe = folder / "recipe.toml"
             recipe.write_text(prepared.experiment.to_toml(), encoding="utf-8")
             starting.enter_context(_environment(_variables(folder, recipe, prepared.data)))
             starting.enter_context(_quiet())
-            starting.callback(self._stop)
+            self._thread = threading.Thread(target=self._run, args=(folder,), name="flower", daemon=True)
             self._thread.start()
+            starting.callback(self._stop)
             engine = FlowerEngine(
                 self._grid(),
                 prepared,
@@ -83,9 +89,14 @@ class FlowerSimulation:
 
     def _stop(self) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(_STOP)
+        if self._thread.is_alive():  # Flower waits for a client that still works; its reply is of no more use
+            import ray
 
-    def _run(self) -> None:
+            ray.shutdown()
+            self._thread.join(_STOP)
+
+    def _run(self, folder: Path) -> None:
         """The simulation's thread."""
         server = ServerApp()
 
@@ -108,6 +119,7 @@ class FlowerSimulation:
                         "num_cpus": workers,
                         "include_dashboard": False,
                         "_node_ip_address": "127.0.0.1",
+                        "_temp_dir": str(folder),
                         "log_to_driver": False,
                         "logging_level": logging.ERROR,
                     },
