@@ -116,26 +116,42 @@ def test_a_server_that_is_killed_goes_on_and_ends_the_same(
     same_run(out, local(path, tmp_path / "local").path, recipe=False)
 
 
-@pytest.mark.parametrize("intruder", ["unregistered", "wrong key", "no key", "plain text"])
+FORGER = """
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.primitives.asymmetric import sign_message
+from flwr.supernode import node_auth_http_interceptor
+from flwr.supernode.cli import flower_supernode
+
+wrong = ec.generate_private_key(ec.SECP384R1())
+node_auth_http_interceptor.sign_message = lambda key, message: sign_message(wrong, message)
+flower_supernode()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "refusal"),
+    [
+        (["flower-supernode"], ["--auth-supernode-private-key", "stranger"], "[code: 2004]"),
+        (["python", "-c", FORGER], ["--auth-supernode-private-key", "node0"], 'HTTP/1.1" 401'),
+        (["flower-supernode"], [], "[code: 2001]"),
+        (["flower-supernode"], ["--insecure"], "Server disconnected without sending a response"),
+    ],
+    ids=["unregistered", "wrong key", "no key", "plain text"],
+)
 def test_who_has_no_business_here_is_refused(
-    intruder: str, deployment: Deployment, recipe: Recipe, tmp_path: Path
+    program: list[str], options: list[str], refusal: str, deployment: Deployment, recipe: Recipe
 ) -> None:
-    path = recipe({"task.partition.clients": CLIENTS})
-    address = ("flower-supernode", "--superlink", f"127.0.0.1:{deployment.port}", "--host", "127.0.0.1")
-    options: tuple[object, ...] = ("--root-certificates", "ca.crt")
-    if intruder == "unregistered":
-        make_key(deployment.folder / "stranger")
-        options += ("--auth-supernode-private-key", "stranger")
-    elif intruder == "wrong key":  # somebody else's certificate authority would be the other way to get this wrong
-        (deployment.folder / "broken").write_bytes((deployment.folder / "server.key").read_bytes())
-        options += ("--auth-supernode-private-key", "broken")
-    elif intruder == "plain text":
-        options = ("--insecure",)
-    config = ("--node-config", f'partition-id=0 recipe="{path}"', "--max-retries", 2, "--port", free_port())
-    process = deployment.start("intruder", *address, *options, *config)
-    deployment.wait_until(lambda: process.poll() is not None, f"{intruder}: still trying")
-    assert process.returncode != 0, deployment.log("intruder")
-    del deployment.processes["intruder"]
+    """Somebody with a key of their own, somebody who says to be node 0, somebody without a key or without TLS."""
+    make_key(deployment.folder / "stranger")
+    path, name = recipe({"task.partition.clients": CLIENTS}), f"intruder{free_port()}"
+    options = [*options, *(() if "--insecure" in options else ("--root-certificates", "ca.crt"))]
+    address = ["--superlink", f"127.0.0.1:{deployment.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+    config = ["--node-config", f'partition-id=0 recipe="{path}"', "--max-retries", "2"]
+    process = deployment.start(name, *program, *address, *options, *config)
+    deployment.wait_until(lambda: process.poll() is not None, "still trying")
+    deployment.kill(name)
+    assert "SuperNode ID" not in deployment.log(name)  # what a node that is let in says
+    assert refusal in deployment.log(name) + deployment.log("superlink"), deployment.log(name)
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
