@@ -36,6 +36,7 @@ from fedstrata.rounds import Engine, Plan, RoundRecord, ServerState, fit, initia
 from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
+from fedstrata.tasks.nodes import NODES, RemoteData
 from fedstrata.tasks.task import ACCURACY, Metric, Task
 from fedstrata.trainers.choice import Choice, choose
 
@@ -99,15 +100,24 @@ class Prepared:
             "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
             "dtype": str(self.layers.dtype),
         }
+        if self.experiment.task.nodes is not None:
+            common["data"] = self.experiment.task.model_dump(mode="json", include={"inputs", "nodes"})
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
     def engine(self) -> AbstractContextManager[Engine]:
         """The engine the experiment asks for."""
+        self.require_data()
         if self.experiment.engine.name == "flower":
             from fedstrata.engines.flower.simulation import FlowerSimulation
 
             return FlowerSimulation(self)
         return LocalEngine(self.setup, self.experiment.engine.workers)
+
+    def require_data(self) -> None:
+        """Refuse to compute here what only the clients' nodes can."""
+        if isinstance(self.task.clients, RemoteData):
+            problem = "the clients' data is on their own nodes; deploy it with `fedstrata flower init`"
+            raise RecipeError("task.dataset", NODES, problem)
 
     def first_state(self) -> ServerState:
         """The server before round 1."""
@@ -194,6 +204,7 @@ class Run:
                 update={"task": experiment.task.model_copy(update={"function": PYTHON_TASK})}
             )
         prepared = prepare(experiment, task, data)
+        prepared.require_data()
         return cls.start(prepared, out), prepared
 
     @classmethod

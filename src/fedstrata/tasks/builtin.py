@@ -10,16 +10,17 @@ from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedstrata import rng
-from fedstrata.checks import BadValue
+from fedstrata.checks import BadValue, require
 from fedstrata.errors import MISSING, DataError, FedstrataError, RecipeError
 from fedstrata.registry import build_dataclass, check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
 from fedstrata.tasks.models import MODELS
-from fedstrata.tasks.partitions import PARTITIONS, Partition
+from fedstrata.tasks.nodes import NODES, NodesConfig, RemoteData
+from fedstrata.tasks.partitions import PARTITIONS, Partition, held_out_sizes, split
 from fedstrata.tasks.task import Samples, Task, as_data
 
 
@@ -28,15 +29,31 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dataset: str = Field("mnist-mini", description="a name, or module:function giving ((x, y), (x, y)), train and test")
+    dataset: str = Field(
+        "mnist-mini",
+        description="a name; module:function giving ((x, y), (x, y)), train and test; or nodes, each client's own",
+    )
     inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
     validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
     partition: dict[str, Any] = Field(
         default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
     )
+    nodes: NodesConfig | None = Field(None, description="what the clients' own data looks like, for dataset = nodes")
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
     function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
+
+    @model_validator(mode="after")
+    def _check(self) -> TaskConfig:
+        if self.function is not None:
+            return self
+        require((self.dataset == NODES) == (self.nodes is not None), "nodes", self.nodes, "goes with dataset = 'nodes'")
+        if self.nodes is not None:
+            require(self.validation == 0, "validation", self.validation, "the server has no data of dataset = 'nodes'")
+            for name, given in (("mean", self.nodes.mean), ("std", self.nodes.std)):
+                fits = (given is not None) == (self.inputs == "normalised")
+                require(fits, f"nodes.{name}", given, f"goes with inputs = 'normalised', which is {self.inputs!r}")
+        return self
 
 
 PYTHON_TASK = "python"
@@ -63,14 +80,9 @@ class ClientShards(Sequence[Samples]):
     def __getitem__(self, client: int) -> Samples:  # type: ignore[override]
         rows = self.partition[client]
         if self.held_out:
-            rows = rng.generator(self.seed, "held-out", client=client).permutation(rows)
-            count = int(self._held_out_sizes(np.array([len(rows)]))[0])
-            rows = rows[:count] if self.part == "held_out" else rows[count:]
+            train, held_out = split(rows, self.held_out, self.seed, client)
+            rows = held_out if self.part == "held_out" else train
         return Samples(self.whole.inputs, self.whole.targets, rows)
-
-    def _held_out_sizes(self, sizes: np.ndarray) -> np.ndarray:
-        """The share, rounded, but at least one sample on either side where there are two."""
-        return np.where(sizes >= 2, np.clip(np.round(sizes * self.held_out), 1, np.maximum(sizes - 1, 1)), 0)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -78,7 +90,7 @@ class ClientShards(Sequence[Samples]):
         sizes = self.partition.sizes
         if not self.held_out:
             return sizes
-        held_out = self._held_out_sizes(sizes).astype(np.int64)
+        held_out = held_out_sizes(sizes, self.held_out)
         return held_out if self.part == "held_out" else sizes - held_out
 
 
@@ -86,6 +98,8 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
     """Load, partition, and put together what the recipe names."""
     if config.function is not None:
         return _users_task(config, seed)
+    if config.nodes is not None:
+        return _task_of_nodes(config.model, config.nodes)
     train, test, class_names, source = _load(config, seed, data)
     evaluation: dict[str, Any] = {"test": test}
     labels = train.targets.numpy()
@@ -109,6 +123,18 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
         evaluation=evaluation,
         name=config.dataset,
         notes=notes,
+    )
+
+
+def _task_of_nodes(model: Mapping[str, Any], nodes: NodesConfig) -> Task:
+    """What is known without any data; how much each client has, it says itself later."""
+    unknown = np.ones(nodes.clients, dtype=np.int64)
+    return Task(
+        model=_model_factory(model, tuple(nodes.shape), len(nodes.class_names)),
+        clients=RemoteData(unknown),
+        held_out=RemoteData(unknown),
+        name=NODES,
+        notes={"dataset": NODES, "source": "the nodes' own data", "class_names": list(nodes.class_names)},
     )
 
 

@@ -31,7 +31,9 @@ from fedstrata.errors import DataError, MissingExtra
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
-Split = dict[str, tuple[Bytes, Ints]]
+Pixels = tuple[Bytes, Ints]
+"""Images and labels."""
+Split = dict[str, Pixels]
 """Images and labels of the parts "train" and "test"."""
 Encoded = list[tuple[str, bytes]]
 """Where an image comes from, and its file content."""
@@ -260,6 +262,23 @@ def load_folder(name: str, folder: Path) -> ImageDataset:
             last = len(published.class_names) - 1
             raise DataError(f"{where}: labels from {labels.min()} to {labels.max()}, expected 0 to {last}")
     return _dataset(name, split, published.class_names, f"{found.kind} files, {note}")
+
+
+def read_images(kind: str, paths: list[Path], shape: tuple[int, int, int], class_names: tuple[str, ...]) -> Pixels:
+    """Images and labels of files that nobody published: idx (images, then labels), parquet, or folders of images."""
+    unknown = Published(shape, 0, 0, class_names, hub="", hints=[])
+    if kind == "idx":
+        half = len(paths) // 2
+        pixels = [_idx_array(path, 3, unknown)[:, None] for path in paths[:half]]
+        labels = [_idx_array(path, 1, unknown) for path in paths[half:]]
+        for path, images, answers in zip(paths, pixels, labels, strict=False):
+            if images.shape[1:] != shape:
+                raise DataError(f"{path}: images of shape {images.shape[1:]}, expected {shape}")
+            if len(images) != len(answers):
+                raise DataError(f"{path}: {len(images)} images but {len(answers)} labels")
+        return np.concatenate(pixels), np.concatenate(labels).astype(np.int64)
+    encoded, numbers = (_parquet_parts if kind == "parquet" else _image_parts)(unknown, paths)
+    return _decode(encoded, shape)[0], numbers
 
 
 def _read_idx(published: Published, found: _Found) -> tuple[Split, str]:

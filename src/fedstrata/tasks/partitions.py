@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstrata import rng
 from fedstrata.checks import require
 
 Ints = NDArray[np.int64]
@@ -310,3 +311,18 @@ def _enough(field: str, value: int, needed: int, available: int, where: str = "i
 
 def _enough_classes(classes: int, present: int) -> None:
     require(classes <= present, "classes", classes, f"must be at most {present}, the number of classes in the data")
+
+
+# --- a client's own part for evaluation -------------------------------------------------------------------------------
+
+
+def split(rows: np.ndarray, held_out: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's samples for training and, a share of them, at random and for good, for evaluation."""
+    rows = rng.generator(seed, "held-out", client=client).permutation(rows)
+    count = int(held_out_sizes(np.array([len(rows)]), held_out)[0])
+    return rows[count:], rows[:count]
+
+
+def held_out_sizes(sizes: np.ndarray, held_out: float) -> np.ndarray:
+    """The share, rounded, but at least one sample on either side where there are two."""
+    return np.where(sizes >= 2, np.clip(np.round(sizes * held_out), 1, np.maximum(sizes - 1, 1)), 0).astype(np.int64)

@@ -1,14 +1,14 @@
 """The ClientApp: a node answers orders for its one client, with the same `Client` as every engine.
 
-What a node does is configured on its own side: `recipe` (a path or a name), `data` (where data sets are) and
-`partition-id` (which client it is) in its node config. In a simulation, where node configs have no room for them, the
-first two come from the environment. Nothing that arrives in a message names code or data.
+What a node does is configured on its own side: `recipe` (a path or a name), `data` (its own data, or where data sets
+are) and `partition-id` (which client it is) in its node config. Where that does not say, the first two come from the
+environment. Nothing that arrives in a message names code or data.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +26,10 @@ from fedstrata.engines.flower.codec import (
 )
 from fedstrata.engines.local import keep_memory
 from fedstrata.errors import RecipeError
-from fedstrata.experiment import load
+from fedstrata.experiment import Experiment, load
 from fedstrata.messages import Order, Reply
 from fedstrata.runs import prepare
+from fedstrata.tasks.nodes import own_task
 
 RECIPE, DATA = "FEDSTRATA_FLOWER_RECIPE", "FEDSTRATA_FLOWER_DATA"
 
@@ -96,7 +97,7 @@ def _own(context: Context) -> _Own:
         raise RecipeError("recipe", recipe, "this node's config does not say which recipe it follows")
     if type(client) is not int or client < 0:
         raise RecipeError("partition-id", client, "this node's config does not say which client it is")
-    answers, agreement = _load(str(recipe), str(data) if data else None)
+    answers, agreement = _load(str(recipe), str(data) if data else None, client if _has_own_data(str(recipe)) else None)
     task = answers.setup.task
     if client >= len(task.clients):
         raise RecipeError("partition-id", client, f"the recipe has {len(task.clients)} clients")
@@ -105,10 +106,28 @@ def _own(context: Context) -> _Own:
 
 
 @cache
-def _load(recipe: str, data: str | None) -> tuple[Client, str]:
-    """The task and a model, once per process: an actor of a simulation answers for many nodes."""
-    experiment = load(recipe, settings={"engine.name": "flower"})
-    prepared = prepare(experiment, data=Path(data) if data else None)
+def _recipe(path: str) -> Experiment:
+    return load(path, settings={"engine.name": "flower"})
+
+
+def _has_own_data(recipe: str) -> bool:
+    return _recipe(recipe).task.nodes is not None
+
+
+@cache
+def _load(recipe: str, data: str | None, owner: int | None) -> tuple[Client, str]:
+    """The task and a model, once per process: an actor of a simulation answers for many nodes.
+
+    `owner` is the client whose own data `data` is; otherwise all clients' data is in the recipe's data set.
+    """
+    experiment = _recipe(recipe)
+    if owner is None:
+        prepared = prepare(experiment, data=Path(data) if data else None)
+    else:
+        prepared = prepare(experiment)
+        config, held_out = experiment.task.nodes, experiment.evaluation.held_out
+        assert config is not None
+        prepared = replace(prepared, task=own_task(prepared.task, config, data, owner, held_out, experiment.seed))
     keep_memory()
     return Client(prepared.setup), prepared.agreement
 

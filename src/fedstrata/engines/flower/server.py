@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from flwr.serverapp import Grid, ServerApp
 from fedstrata import rng
 from fedstrata.client import Client
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
-from fedstrata.errors import DataError, FedstrataError, MessageError, RecipeError, UserError
+from fedstrata.errors import FedstrataError, MessageError, RecipeError, UserError
 from fedstrata.experiment import load
 from fedstrata.messages import Fault, Kind, Order, Reply
 from fedstrata.rounds import settle
 from fedstrata.runs import Prepared, Run, prepare
+from fedstrata.tasks.nodes import RemoteData
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"
@@ -59,6 +60,7 @@ class FlowerEngine:
         self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
         self._met: dict[int, Hello] = {}  # in the order in which they came
         self._strange: dict[int, str] = {}  # why a node cannot take part
+        self._troubled: dict[int, str] = {}  # why a node could not introduce itself yet
         self._online: set[int] = set()
 
     # --- orders -----------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class FlowerEngine:
             if here >= clients:
                 return
             if time.monotonic() > deadline:
-                reasons = "".join(f"; {why}" for why in self._strange.values())
+                reasons = "".join(f"; {why}" for why in (*self._strange.values(), *self._troubled.values()))
                 raise FedstrataError(f"waited {patience:g} s for {clients} clients, {here} are here{reasons}")
             if here != told:
                 _log.info("waiting for %d clients, %d are here", clients, here)
@@ -142,7 +144,8 @@ class FlowerEngine:
 
     def _introduce(self, node: int, message: Message) -> None:
         if message.has_error():
-            _log.warning("node %d: %s", node, _explain(message.error))
+            self._troubled[node] = f"node {node}: {_explain(message.error)}"
+            _log.warning("%s", self._troubled[node])
             return  # it is asked again
         try:
             hello = decode_hello(message.content)
@@ -155,6 +158,7 @@ class FlowerEngine:
             _log.warning("%s", self._strange[node])
             return
         self._met[node] = hello
+        self._troubled.pop(node, None)
         self._holders()
 
     def _holders(self) -> dict[int, int]:
@@ -199,19 +203,6 @@ def _explain(error: Error) -> str:
 # --- the ServerApp -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RemoteData(Sequence[Any]):
-    """Clients' data as the server knows it: how much there is, and no more."""
-
-    sizes: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, client: Any) -> Any:
-        raise DataError(f"client {client}'s data is on its own node")
-
-
 app = ServerApp()
 
 
@@ -248,7 +239,10 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _with_remote_data(prepared: Prepared, engine: FlowerEngine) -> Prepared:
     """The server's task, with the clients' data where it is, and the algorithm settled for these clients."""
     held_out = RemoteData(engine.held_out_sizes) if engine.held_out_sizes.any() else None
-    task = replace(prepared.task, clients=RemoteData(engine.sizes), held_out=held_out)
+    notes = dict(prepared.task.notes)
+    if not np.array_equal(engine.sizes, prepared.task.sizes()):
+        notes.pop("table", None)  # the recipe's partition, which is not what these nodes have
+    task = replace(prepared.task, clients=RemoteData(engine.sizes), held_out=held_out, notes=notes)
     cohort = prepared.experiment.training.cohort_size(int((engine.sizes > 0).sum()))
     return replace(prepared, task=task, algorithm=settle(prepared.experiment.build_algorithm(), cohort))
 

@@ -1,0 +1,278 @@
+"""Data on clients' own nodes: every layout gives the same samples, and nothing in a file is trusted."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import node_data
+import numpy as np
+import pytest
+import torch
+
+from fedstrata.errors import DataError, RecipeError
+from fedstrata.experiment import load
+from fedstrata.runs import Prepared, Run, prepare
+from fedstrata.tasks.nodes import NodesConfig, own_task, read_folder
+from fedstrata.tasks.partitions import split
+
+CONFIG = NodesConfig(clients=3, shape=[1, 28, 28], classes=10)
+
+
+def recipe_of_nodes(tiny: Callable[..., dict[str, Any]], **nodes: Any) -> dict[str, Any]:
+    table = tiny({"evaluation.on": ["clients"], "engine.name": "flower"})
+    shape = {"clients": 3, "shape": [1, 28, 28], "classes": 10, **nodes}
+    table["task"] = {"dataset": "nodes", "inputs": "unit", "nodes": shape, "model": table["task"]["model"]}
+    return table
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", node_data.WRITERS)
+def test_every_layout_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
+    images, labels = node_data.digits(30)
+    if kind == "image":
+        images, labels = node_data.sorted_by_class(images, labels)
+    node_data.WRITERS[kind](tmp_path / "data", images, labels)
+    samples = read_folder(tmp_path / "data", CONFIG)
+    assert samples.inputs.dtype == torch.float32
+    assert torch.equal(samples.inputs, torch.from_numpy(images).float() / 255)
+    assert samples.targets.tolist() == labels.tolist()
+
+
+def test_two_files_of_a_kind_are_read_one_after_the_other(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        images, labels = node_data.digits(4, seed)
+        (tmp_path / f"{name}-images.idx3-ubyte.gz").write_bytes(gzip.compress(node_data.idx(images[:, 0])))
+        (tmp_path / f"{name}-labels.idx1-ubyte").write_bytes(node_data.idx(labels))
+    expected = [label for seed in (0, 1) for label in node_data.digits(4, seed)[1].tolist()]
+    assert read_folder(tmp_path, CONFIG).targets.tolist() == expected
+
+
+def test_inputs_are_scaled_per_channel(tmp_path: Path) -> None:
+    """(0.5 − 0.1)/0.2 = 2 and (1 − 0.4)/0.3 = 2; (0 − 0.1)/0.2 = −0.5 and (0.1 − 0.4)/0.3 = −1."""
+    (tmp_path / "a.csv").write_text("x,label,y\n0.5,cat,1\n0,dog,0.1\n")
+    config = NodesConfig(clients=1, shape=[2], classes=["dog", "cat"], mean=[0.1, 0.4], std=[0.2, 0.3])
+    samples = read_folder(tmp_path, config)
+    torch.testing.assert_close(samples.inputs, torch.tensor([[2.0, 2.0], [-0.5, -1.0]]))
+    assert samples.targets.tolist() == [1, 0]
+
+
+POINTS = NodesConfig(clients=1, shape=[2], classes=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "0 columns are called label"),
+        ("x,y,label,label\n", "2 columns are called label"),
+        ("x,y,z,label\n", "3 columns of inputs, expected 2"),
+        ("x,y,label\n1,2,2\n", "label = '2' is no class; there are: 0, 1"),
+        ("x,y,label\n1,2,nan\n", "label = 'nan' is no class"),
+        ("x,y,label\n1,two,0\n", "'two'"),
+        ("label,x,y\n1,2\n", "2 columns under a header of 3"),
+        ("x,y,label\n1,2\n", "number of fields 2"),
+        ("x,y,label\n1,2,0\n1,2\n", "number of columns changed from 3 to 2 at row 2"),
+        ("x,y,label\n1,inf,0\n", "y = inf in row 1 is not finite"),
+        ("x,y,label\n1,1e39,0\n", "y = inf in row 1 is not finite"),
+        ("x,y,label\n\x00,2,0\n", "could not convert"),
+    ],
+)
+def test_a_csv_file_that_makes_no_sense(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError) as error:
+        read_folder(tmp_path, POINTS)
+    assert problem in str(error.value)
+    assert "a.csv" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_csv_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"a\.csv"):
+        read_folder(tmp_path, POINTS)
+
+
+@pytest.mark.parametrize("kind", node_data.WRITERS)
+def test_inputs_of_another_size(kind: str, tmp_path: Path) -> None:
+    node_data.WRITERS[kind](tmp_path / "data", *node_data.digits(4))
+    with pytest.raises(DataError, match=r"(28, 28\).*|784 columns of inputs), expected"):
+        read_folder(tmp_path / "data", NodesConfig(clients=1, shape=[1, 28, 27], classes=10))
+
+
+@pytest.mark.parametrize("kind", node_data.WRITERS)
+def test_labels_that_are_no_class(kind: str, tmp_path: Path) -> None:
+    images, labels = node_data.digits(3)
+    labels[1] = 10
+    node_data.WRITERS[kind](tmp_path / "data", images, labels)
+    with pytest.raises(DataError, match=r"'?10'? (is no class|is not one of|, expected 0 to 9)|to 10, expected 0 to 9"):
+        read_folder(tmp_path / "data", CONFIG)
+
+
+def test_idx_without_its_labels_or_with_too_few(tmp_path: Path) -> None:
+    images, labels = node_data.digits(3)
+    (tmp_path / "my-images-idx3-ubyte").write_bytes(node_data.idx(images[:, 0]))
+    with pytest.raises(DataError, match="my-labels-idx1-ubyte: is missing"):
+        read_folder(tmp_path, CONFIG)
+    (tmp_path / "my-labels-idx1-ubyte").write_bytes(node_data.idx(labels[:2]))
+    with pytest.raises(DataError, match="3 images but 2 labels"):
+        read_folder(tmp_path, CONFIG)
+
+
+def test_a_folder_with_nothing_or_with_two_kinds(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"data = .*has no files"):
+        read_folder(tmp_path, CONFIG)
+    node_data.write_idx(tmp_path / "both", *node_data.digits(3))
+    (tmp_path / "both" / "a.csv").write_text("label\n")
+    with pytest.raises(RecipeError, match="several kinds: idx, csv"):
+        read_folder(tmp_path / "both", CONFIG)
+
+
+def test_images_need_a_shape_of_images(tmp_path: Path) -> None:
+    node_data.write_idx(tmp_path / "data", *node_data.digits(3))
+    for shape in ([784], [3, 28, 28]):
+        with pytest.raises(RecipeError, match=r"task\.nodes\.shape"):
+            read_folder(tmp_path / "data", NodesConfig(clients=1, shape=shape, classes=10))
+
+
+# --- a node's task ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(tiny: Callable[..., dict[str, Any]]) -> Prepared:
+    return prepare(load(recipe_of_nodes(tiny)))
+
+
+def test_the_server_needs_no_data(prepared: Prepared) -> None:
+    """The model is that of the shape and the classes: 784·4 + 4 + 4·10 + 10 parameters."""
+    assert prepared.layers.numel == 784 * 4 + 4 + 4 * 10 + 10
+    assert len(prepared.task.clients) == 3
+    with pytest.raises(DataError, match="client 1's data is on its own node"):
+        prepared.task.client(1)
+
+
+def test_a_node_has_its_own_data_in_two_parts(prepared: Prepared, tmp_path: Path) -> None:
+    """20 % of 11 samples, rounded, are 2; which ones depends on seed and client alone."""
+    images, labels = node_data.digits(11)
+    node_data.write_idx(tmp_path / "data", images, labels)
+    task = own_task(prepared.task, CONFIG, str(tmp_path / "data"), 1, 0.2, seed=7)
+    train, held_out = split(np.arange(11), 0.2, 7, 1)
+    assert sorted([*train, *held_out]) == list(range(11))
+    assert (len(train), len(held_out)) == (9, 2)
+    assert task.client(1).batch(np.arange(9))[1].tolist() == labels[train].tolist()
+    assert task.client_held_out(1).batch(np.arange(2))[1].tolist() == labels[held_out].tolist()
+    assert task.sizes().tolist() == [1, 9, 1]
+    with pytest.raises(DataError, match="client 0's data is on its own node"):
+        task.client(0)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("return torch.zeros(5, 1, 28, 28, dtype=torch.uint8), torch.zeros(5).long()", "torch.uint8"),
+        ("return torch.zeros(5, 28, 28), torch.zeros(5).long()", "(28, 28)"),
+        ("return torch.full((5, 1, 28, 28), torch.nan), torch.zeros(5).long()", "not finite"),
+        ("return torch.zeros(5, 1, 28, 28), torch.zeros(5)", "torch.float32"),
+        ("return torch.zeros(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 10])", "from 0 to 10, expected 0 to 9"),
+        ("return torch.zeros(5, 1, 28, 28), torch.zeros(4).long()", "5 inputs but 4 targets"),
+        ("return torch.zeros(1, 1, 28, 28), torch.zeros(1).long()", "has 1 samples"),
+        ("raise KeyError('gone')", "KeyError"),
+        ("return 3", "got int"),
+    ],
+)
+def test_a_users_function_that_gives_nonsense(
+    body: str, problem: str, prepared: Prepared, user_module: Callable[[str, str], str]
+) -> None:
+    user_module("hospital", f"import torch\ndef patients():\n    {body}\n")
+    with pytest.raises((DataError, RecipeError)) as error:
+        own_task(prepared.task, CONFIG, "hospital:patients", 0, 0.2, seed=0)
+    assert problem in str(error.value)
+    assert "hospital:patients" in str(error.value)
+
+
+def test_a_users_dataset(prepared: Prepared, user_module: Callable[[str, str], str]) -> None:
+    """A torch Dataset is fetched by index, and split like everything else."""
+    text = """
+import torch
+class Patients(torch.utils.data.Dataset):
+    def __len__(self): return 10
+    def __getitem__(self, row): return torch.full((1, 28, 28), float(row)), row
+"""
+    user_module("hospital", text)
+    task = own_task(prepared.task, CONFIG, "hospital:Patients", 2, 0.3, seed=0)
+    train, held_out = split(np.arange(10), 0.3, 0, 2)
+    inputs, targets = task.client(2).batch(np.arange(len(train)))
+    assert targets.tolist() == train.tolist()
+    assert inputs[:, 0, 0, 0].tolist() == train.tolist()
+    assert task.client_held_out(2).batch(np.arange(3))[1].tolist() == held_out.tolist()
+
+
+@pytest.mark.parametrize("data", [None, "", "/nowhere", "no_such_module:function", "/nowhere:function"])
+def test_data_that_is_not_there(data: str | None, prepared: Prepared) -> None:
+    with pytest.raises(RecipeError, match=r"^data = "):
+        own_task(prepared.task, CONFIG, data, 0, 0.2, seed=0)
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "field"),
+    [
+        ({"clients": 0}, "task.nodes.clients"),
+        ({"shape": [1, 0]}, "task.nodes.shape"),
+        ({"shape": []}, "task.nodes.shape"),
+        ({"classes": 1}, "task.nodes.classes"),
+        ({"classes": ["a", "a"]}, "task.nodes.classes"),
+        ({"mean": [0.1], "std": [0.1]}, "task.nodes.mean"),
+        ({"mean": [0.1, 0.2]}, "task.nodes.mean"),
+        ({"std": [0.0]}, "task.nodes.std"),
+        ({"colour": 1}, "task.nodes.colour"),
+    ],
+)
+def test_a_bad_table_names_its_field(nodes: dict[str, Any], field: str, tiny: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(RecipeError, match=f"^{field} = "):
+        load(recipe_of_nodes(tiny, **nodes))
+
+
+def test_normalised_inputs_need_mean_and_std(tiny: Callable[..., dict[str, Any]]) -> None:
+    table = recipe_of_nodes(tiny)
+    table["task"]["inputs"] = "normalised"
+    with pytest.raises(RecipeError, match=r"^task\.nodes\.mean = None"):
+        load(table)
+
+
+def test_the_table_and_the_data_set_go_together(tiny: Callable[..., dict[str, Any]]) -> None:
+    table = recipe_of_nodes(tiny)
+    table["task"]["dataset"] = "mnist-mini"
+    with pytest.raises(RecipeError, match=r"^task\.nodes = "):
+        load(table)
+    with pytest.raises(RecipeError, match=r"^task\.nodes = None"):
+        load(tiny({"task.dataset": "nodes"}))
+
+
+@pytest.mark.parametrize("engine", ["local", "flower"])
+def test_it_cannot_be_run_where_the_data_is_not(
+    engine: str, tiny: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    table = recipe_of_nodes(tiny) | {"engine": {"name": engine}}
+    with pytest.raises(RecipeError, match=r"task\.dataset = 'nodes'.*flower init"):
+        Run.create(load(table), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_server_has_no_test_set(tiny: Callable[..., dict[str, Any]]) -> None:
+    table = recipe_of_nodes(tiny)
+    table["evaluation"] = {"on": ["test"]}
+    with pytest.raises(RecipeError, match=r"^evaluation\.on"):
+        prepare(load(table))
+
+
+def test_nodes_agree_on_what_the_data_looks_like(tiny: Callable[..., dict[str, Any]]) -> None:
+    """The same layers, but another order of the classes, is another recipe."""
+    names = list("abcdefghij")
+    one, other = (prepare(load(recipe_of_nodes(tiny, classes=order))) for order in (names, names[::-1]))
+    assert one.agreement != other.agreement
