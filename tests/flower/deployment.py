@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import signal
@@ -16,9 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from fedstrata.engines.flower import credentials
 
 BIN = Path(sys.executable).parent
 PATIENCE = 240.0
@@ -197,41 +193,15 @@ def free_port() -> int:
 
 
 def make_key(path: Path) -> None:
-    """An EC key pair as OpenSSH writes it: `path` and `path.pub`."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = serialization.PrivateFormat.OpenSSH
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption()))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    """A key pair for a node: `path` and `path.pub`."""
+    private, public = credentials.node_key()
+    path.write_bytes(private)
     path.with_name(f"{path.name}.pub").write_bytes(public)
 
 
 def make_certificates(folder: Path) -> None:
     """A certificate authority, and the SuperLink's certificate for 127.0.0.1."""
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedstrata test CA")])
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certificate(name: x509.Name, key: Any, *extensions: tuple[Any, bool]) -> bytes:
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-        )
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical)
-        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    ca = (x509.BasicConstraints(ca=True, path_length=None), True)
-    address = (x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-    (folder / "ca.crt").write_bytes(certificate(issuer, authority, ca))
-    (folder / "server.crt").write_bytes(certificate(subject, server, address))
-    (folder / "server.key").write_bytes(
-        server.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-        )
-    )
+    made = credentials.certificates(["127.0.0.1"], days=1)
+    (folder / "ca.crt").write_bytes(made.authority)
+    (folder / "server.crt").write_bytes(made.server)
+    (folder / "server.key").write_bytes(made.server_key)

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from fedstrata.cli import compare, data, run, show
+from fedstrata.cli import compare, data, flower, run, show
 from fedstrata.errors import FedstrataError, UserError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("export")(show.export_command)
 app.command("partition")(show.partition_command)
 app.command("list")(show.list_command)
 app.add_typer(data.app, name="data")
+app.add_typer(flower.app, name="flower")
 
 
 def _version(show: bool) -> None:

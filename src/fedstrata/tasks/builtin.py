@@ -190,15 +190,20 @@ def _scaling(images: Tensor, inputs: str) -> Callable[[Tensor], Tensor]:
     """Bytes to floats: [0, 1], or with the training images' mean and standard deviation per channel taken out."""
     if inputs == "unit":
         return lambda pixels: pixels.float().div_(255)
+    mean, std = channel_statistics(images)
+    shape = (1, len(mean), 1, 1)
+    return lambda pixels: pixels.float().sub_(mean.float().view(shape)).div_(std.float().view(shape))
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel's bytes."""
     channels = images.shape[1]
     # Counting each byte is exact and needs no copy of the images as floats.
     counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(channels)]).double()
     values = torch.arange(256, dtype=torch.float64)
     share = counts / counts.sum(1, keepdim=True)
     mean = share @ values
-    std = (share @ values.square() - mean.square()).sqrt()
-    shape = (1, channels, 1, 1)
-    return lambda pixels: pixels.float().sub_(mean.float().view(shape)).div_(std.float().view(shape))
+    return mean, (share @ values.square() - mean.square()).sqrt()
 
 
 def _partition(table: Mapping[str, Any], labels: np.ndarray, seed: int) -> Partition:

@@ -1,0 +1,102 @@
+"""The command `fedstrata flower init`: a recipe on machines of their own."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.run import Data, Settings
+from fedstrata.errors import MissingExtra, RecipeError
+
+app = typer.Typer(no_args_is_help=True, help="Run on many machines with Flower, over TLS and with a key for each node.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `init` a command of its own."""
+
+
+@app.command("init")
+def init_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.", show_default=False)],
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE|NAME]", help="A .toml file, or a name from `fedstrata list`.")
+    ] = "quickstart",
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="How many; else the recipe's clients.")] = None,
+    address: Annotated[
+        str, typer.Option("--server-address", metavar="HOST", help="The server's name or IP address, for the nodes.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The server's port.")] = 8000,
+    local_data: Annotated[
+        bool, typer.Option("--local-data", help="Each node reads its own data, which its own config names.")
+    ] = False,
+    shape: Annotated[
+        str | None,
+        typer.Option("--shape", metavar="C,H,W", help="Of one input, for --local-data; else as in the recipe's set."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option("--classes", metavar="N|NAME,…", help="For --local-data; else those of the recipe's set."),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--algorithm", "-a", help="Replace the recipe's algorithm: a name, or name:option=value."),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long the certificates are valid.")] = 365,
+    data: Data = None,
+) -> None:
+    """Write everything that a server and its nodes need: recipe, certificates, keys, scripts and a README.
+
+    Examples:
+
+    fedstrata flower init rehearsal quickstart --algorithm fedldf:n=4
+
+    fedstrata flower init hospitals quickstart --local-data --nodes 2 --server-address 192.168.1.10
+
+    fedstrata flower init sensors quickstart --local-data --nodes 5 --shape 1,1,16 --classes ok,broken
+    """
+    if find_spec("flwr") is None:
+        raise MissingExtra("flwr", "flower", "fedstrata flower init")
+    from fedstrata.engines.flower import deployment
+    from fedstrata.experiment import load
+
+    if not local_data:
+        for option, value in (("--shape", shape), ("--classes", classes)):
+            if value is not None:
+                raise RecipeError(option, value, "goes with --local-data")
+    experiment = load(recipe, algorithm=algorithm, settings=[*(settings or []), "engine.name=flower"], seed=seed)
+    if local_data or experiment.task.nodes is not None:
+        experiment = deployment.with_own_data(experiment, nodes, _shape(shape), _classes(classes), data)
+        assert experiment.task.nodes is not None
+        count = experiment.task.nodes.clients
+    else:
+        experiment, count = deployment.for_nodes(experiment, nodes, data)
+    deployment.write(folder, experiment, count, deployment.Address(address, port), days)
+    print(f"{folder}: {experiment.name}, {experiment.label}, for a server at {address}:{port} and {count} nodes")
+    print(f"  {folder}/README.md says what goes where, and what each machine needs")
+    last = count - 1
+    print(f"  on the server:  {folder}/server/server.sh")
+    print(f"  on the nodes:   {folder}/node-0/node.sh{f' … node-{last}/node.sh' if last else ''}")
+    if local_data or experiment.task.nodes is not None:
+        print("                  after saying in each node.toml where its data is")
+    print(f"  then a run:     {folder}/server/start-run.sh first")
+
+
+def _shape(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RecipeError("--shape", text, "must be whole numbers with commas between them") from None
+
+
+def _classes(text: str | None) -> int | list[str] | None:
+    if text is None:
+        return None
+    return int(text) if text.isdecimal() else [name.strip() for name in text.split(",")]
