@@ -191,7 +191,11 @@ def test_units_of_work_are_alike_and_depend_on_the_orders_alone() -> None:
     sizes = np.array([50, 10, 40, 20, 30, 60])
     orders = [Order("train", 1, 0, client) for client in range(6)]
     units = units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=3))
-    assert [[order.client for order in unit] for unit in units] == [[5, 2, 3], [0, 4, 1]]
+    # 4 stacks of 52.5 samples each: 60, 50, 40, 30, 20 and 10 in a row have their middles at 30, 85, 130, 165, 190, 205.
+    assert [[order.client for order in unit] for unit in units] == [[5], [0], [2], [4, 3, 1]]
+    alike = units_of_work(orders, np.full(6, 20), replace(setup, trainer="stack", stack_size=3))
+    assert sorted(len(unit) for unit in alike) == [1, 1, 2, 2]
+    assert max(len(unit) for unit in units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=2))) == 2
     alone = units_of_work(orders, sizes, setup)
     assert [unit[0].client for unit in alone] == [5, 0, 2, 4, 3, 1]
     assert [len(unit) for unit in units_of_work([Order("evaluate", 1, 0, 3)], sizes, setup)] == [1]
@@ -237,7 +241,7 @@ def test_what_cannot_be_stacked_falls_back_and_says_why(model: nn.Module, change
 def test_the_stack_fits_into_the_cache() -> None:
     """LogReg on MNIST has 7,850 numbers, 2 · 31,400 bytes a client: five, the most; the MLP's 159,010 fit once."""
     small, large = nn.Sequential(nn.Linear(784, 10)), nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 10))
-    assert stack_size(Layers.of(small)) == 5
+    assert stack_size(Layers.of(small)) == 10
     assert stack_size(Layers.of(large)) == 1
 
 
@@ -275,7 +279,7 @@ def test_the_choice_is_recorded_and_kept_on_resume(tiny: Any, tmp_path: Any) -> 
     run = fedstrata.run(tiny({"training.rounds": 2}), out=tmp_path / "run")
     assert run.directory.info["resolved"] == {
         "trainer": "stack",
-        "stack_size": 5,
+        "stack_size": 10,
         "why": "a plain perceptron under cross-entropy",
         "threads": 1,
         "dtype": "float32",

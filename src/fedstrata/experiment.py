@@ -84,7 +84,7 @@ class EngineConfig(BaseModel):
     trainer: Literal["auto", "client", "stack"] = Field(
         "auto", description="client: one client at a time; stack: several in one batched computation"
     )
-    stack_size: int | None = Field(None, ge=1, description="clients in a stack; by the model's size if not given")
+    stack_size: int | None = Field(None, ge=1, description="most clients in a stack; by the model's size if not given")
     workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")

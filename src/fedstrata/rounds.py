@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedstrata import rng
 from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, State
+from fedstrata.arithmetic import steady
 from fedstrata.checks import BadValue
-from fedstrata.client import one_thread
 from fedstrata.cohort import Cohort
 from fedstrata.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.layers import Layers
@@ -186,7 +186,7 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
                 f"round {number}: {trial.usable()} of {len(trial.clients)} replies usable after {tried}; "
                 f"{trial.first_problem()}"
             )
-    with one_thread():
+    with steady():
         cohort = trial.cohort()
         weights, weighting_state = algorithm.weighting.weigh(cohort, state.weighting)
         _check_weights(weights, cohort, algorithm)

@@ -81,8 +81,19 @@ def units_of_work(orders: Sequence[Order], sizes: np.ndarray, setup: Setup) -> l
     longest_first = sorted(orders, key=lambda order: -int(sizes[order.client]) * order.work)
     if setup.trainer == "client":
         return [[order] for order in longest_first]
-    count = -(-len(orders) // setup.stack_size)
-    return [longest_first[first::count] for first in range(count)]  # dealt out, so that stacks are alike
+    # Stacks of clients with alike numbers of samples, who finish together, and of alike work, to share out evenly.
+    work = np.array([int(sizes[order.client]) * order.work for order in longest_first], dtype=np.float64)
+    stacks = STACKS_TO_SHARE * -(-len(orders) // setup.stack_size)
+    which = ((work.cumsum() - work / 2) * stacks // work.sum()).astype(np.int64)
+    units: list[list[Order]] = [[] for _ in range(stacks)]
+    for order, at in zip(longest_first, which, strict=True):
+        units[at].append(order)
+    size = setup.stack_size
+    return [unit[first : first + size] for unit in units for first in range(0, len(unit), size)]
+
+
+STACKS_TO_SHARE = 2
+"""How many times more stacks than the clients would fill: more of them leave no worker idle, fewer cost less."""
 
 
 def _answer(client: Client, unit: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
