@@ -1,7 +1,6 @@
 """The one special kernel: plain multilayer perceptrons under cross-entropy, with the backward pass written out.
 
-It works on displacements, D = W − A from the global weights A, where a spring pulls on them: c D is then one pass over
-memory. What A itself does to the samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
+It works on displacements, D = W − A from the global weights A, where a spring pulls on them. What A itself does to the samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
 
 A stack of S clients is a matrix of weights [S, P] and one of gradients, or of momentum, with which the new gradient is
 merged in the matrix product that computes it (V ← β V + dᵀ a). One client works on matrices, several on batches.
@@ -9,7 +8,7 @@ merged in the matrix product that computes it (V ← β V + dᵀ a). One client 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.layers import Entry, Layers
+from fedstrata.trainers.motion import Motion
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 class Pass:
-    """Forward and backward for the first `active` rows of a stack; the views are made once.
+    """Forward and backward for the rows of a stack; the views are made once.
 
     With an `anchor`, the rows are displacements from it, and a step is given the anchor's part of the first layer.
     """
@@ -83,16 +83,19 @@ class Pass:
         network: Perceptron,
         rows: Tensor,
         gradients: Tensor,
-        active: int,
+        motions: Mapping[str, Motion],
         batch: int,
         anchor: Tensor | None = None,
     ) -> None:
-        self.single = active == 1
+        self.single = len(rows) == 1
         self.relu = [affine.relu for affine in network.chain]
-        self.weights = [self._matrix(rows, affine.weight, active) for affine in network.chain]
-        self.biases = [self._row(rows, affine.bias, active) for affine in network.chain]
-        self.to_weights = [self._matrix(gradients, affine.weight, active) for affine in network.chain]
-        self.to_biases = [self._row(gradients, affine.bias, active) for affine in network.chain]
+        self.weights = [self._matrix(rows, affine.weight) for affine in network.chain]
+        self.biases = [self._row(rows, affine.bias) for affine in network.chain]
+        self.to_weights = [self._matrix(gradients, affine.weight) for affine in network.chain]
+        self.to_biases = [self._row(gradients, affine.bias) for affine in network.chain]
+        self.motions = [
+            (motions[affine.weight.name], motions[(affine.bias or affine.weight).name]) for affine in network.chain
+        ]
         self.ones, self.nothing = rows.new_ones(batch), rows.new_zeros(1)
         self.displaced: list[tuple[Tensor, Tensor, Tensor]] = []  # anchor, displacement, and where their sum goes
         if anchor is not None:
@@ -107,20 +110,20 @@ class Pass:
         self.displaced.append((anchor, displacement, torch.empty_like(displacement)))
         return self.displaced[-1][2]
 
-    def _matrix(self, flat: Tensor, entry: Entry, active: int) -> Tensor:
-        view = entry.of(flat[:active])
+    def _matrix(self, flat: Tensor, entry: Entry) -> Tensor:
+        view = entry.of(flat)
         return view[0] if self.single else view
 
-    def _row(self, flat: Tensor, entry: Entry | None, active: int) -> Tensor | None:
+    def _row(self, flat: Tensor, entry: Entry | None) -> Tensor | None:
         if entry is None:
             return None
-        view = entry.of(flat[:active])
+        view = entry.of(flat)
         return view if self.single else view[:, None, :]
 
     def merge(
-        self, inputs: Tensor, targets: Tensor, scale: Tensor, beta: float, outputs: Tensor, base: Tensor | None = None
+        self, inputs: Tensor, targets: Tensor, scale: Tensor, outputs: Tensor, base: Tensor | None = None
     ) -> None:
-        """Gradients ← β gradients + the gradient of the mean loss; `outputs` ← what the model says.
+        """Gradients ← keep · gradients + share · gradient of the mean loss; `outputs` ← what the model says.
 
         For one client, `inputs` are [B, in] and `outputs` [classes, B]: the classes first, because a softmax along
         neighbours in memory is slow. `scale`, [1, B], is one over the batch's length, and zero for a sample that only
@@ -131,15 +134,18 @@ class Pass:
         error = torch.addcmul(targets, outputs.softmax(-2), scale).transpose(-1, -2)
         for at in reversed(range(len(self.weights))):
             to_weight, to_bias = self.to_weights[at], self.to_biases[at]
+            weight, bias = self.motions[at]
             if self.single:
                 if to_bias is not None:
-                    to_bias[0].addmv_(error.t(), self.ones, beta=beta)
-                to_weight.addmm_(error.t(), values[at], beta=beta)
+                    to_bias[0].addmv_(error.t(), self.ones, beta=bias.keep, alpha=bias.share)
+                to_weight.addmm_(error.t(), values[at], beta=weight.keep, alpha=weight.share)
             else:
+                turned = error.transpose(1, 2)
                 if to_bias is not None:
-                    torch.add(error.sum(1, keepdim=True), to_bias, alpha=beta, out=to_bias)
+                    to_bias.mul_(bias.keep).add_(error.sum(1, keepdim=True), alpha=bias.share)
                 # Not `baddbmm_`: these rows of a larger matrix are not contiguous, and it would take them one by one.
-                torch.add(torch.bmm(error.transpose(1, 2), values[at]), to_weight, alpha=beta, out=to_weight)
+                product = torch.bmm(turned if weight.share == 1 else turned * weight.share, values[at])
+                torch.add(product, to_weight, alpha=weight.keep, out=to_weight)
             error = self._back(error, values, at)
 
     def _forward(self, inputs: Tensor, outputs: Tensor, base: Tensor | None) -> list[Tensor]:

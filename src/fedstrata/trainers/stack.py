@@ -7,8 +7,9 @@ through `torch.func`, where clients whose batches have the same length are taken
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedstrata.layers import Layers
 from fedstrata.messages import Order
 from fedstrata.tasks.task import Data, Samples
 from fedstrata.trainers.mlp import Pass, Perceptron, as_perceptron
+from fedstrata.trainers.motion import Motion, drawn
 from fedstrata.trainers.schedule import Schedule, schedule
 from fedstrata.trainers.springs import is_due, mean_per_layer
 
@@ -87,18 +89,19 @@ class StackTrainer:
         network = self.network
         kernel = network is not None and all(_has_classes(member.data, network.classes) for member in ranked)
         refreshes = _refreshes(setup.objective, ranked)
-        settled = max(refreshes) == 0  # the stiffness at the anchor is that of the whole round
+        settled = not refreshes  # the stiffness at the anchor is that of the whole round
         displaced = kernel and not (settled and _is_free(setup.objective, ranked[0].order, setup.layers, anchor))
         rows = anchor.expand(len(ranked), -1).clone()
         if displaced:
             rows.zero_()
-        optimizer = _Optimizer(setup, rows, orders[0].round, anchor if displaced else None)
         springs = _Springs(setup.objective, [m.order for m in ranked], setup.layers, rows, anchor, displaced)
+        springs.refresh(range(len(ranked)))
+        optimizer = _Optimizer(setup, rows, orders[0].round, springs, may_draw=displaced and settled)
         gradients: _Gradients
         if kernel:
-            assert self.network is not None
+            assert network is not None
             from_anchor = anchor if displaced else None
-            gradients = _PerceptronGradients(self.network, ranked, rows, optimizer.gradients, from_anchor)
+            gradients = _PerceptronGradients(network, ranked, rows, optimizer.gradients, optimizer.motions, from_anchor)
         else:
             gradients = _FunctionalGradients(ranked, rows, optimizer.gradients, setup)
         active = len(ranked)
@@ -107,7 +110,7 @@ class StackTrainer:
                 active -= 1
             if step in refreshes:
                 springs.refresh(refreshes[step])
-            gradients.merge(step, active, optimizer.beta)
+            gradients.merge(step, active)
             springs.pull(optimizer.gradients, active)
             optimizer.step(active)
         gradients.close()
@@ -135,8 +138,8 @@ def _is_free(objective: Objective, order: Order, layers: Layers, anchor: Tensor)
 
 
 def _refreshes(objective: Objective, members: list[_Member]) -> dict[int, list[int]]:
-    """Before which steps which rows compute their stiffness anew."""
-    due: dict[int, list[int]] = {0: list(range(len(members)))}
+    """Before which steps, other than the first, which rows compute their stiffness anew."""
+    due: dict[int, list[int]] = {}
     if objective.refresh != "round":
         for row, member in enumerate(members):
             for step in range(1, len(member.plan)):
@@ -149,8 +152,8 @@ class _Gradients(Protocol):
     losses: Tensor
     """The sum of each client's losses, float64 [S], once `close` was called."""
 
-    def merge(self, step: int, active: int, beta: float) -> None:
-        """Gradients ← β gradients + the step's gradient, for the first rows."""
+    def merge(self, step: int, active: int) -> None:
+        """Gradients ← β gradients + the step's gradient, for the first rows; or as the motion of a tensor wants it."""
         ...
 
     def close(self) -> None:
@@ -162,9 +165,16 @@ class _PerceptronGradients:
     """Through the kernel; in a stack, short batches are padded with samples that do not count."""
 
     def __init__(
-        self, network: Perceptron, members: list[_Member], weights: Tensor, into: Tensor, anchor: Tensor | None
+        self,
+        network: Perceptron,
+        members: list[_Member],
+        weights: Tensor,
+        into: Tensor,
+        motions: Mapping[str, Motion],
+        anchor: Tensor | None,
     ) -> None:
-        self.network, self.members, self.weights, self.into, self.anchor = network, members, weights, into, anchor
+        self.network, self.members, self.weights, self.into = network, members, weights, into
+        self.motions, self.anchor = motions, anchor
         self.inputs, targets, owned = _in_one_place([member.data for member in members], copied=anchor is not None)
         width = max(member.plan.positions.shape[1] for member in members)
         rows = np.zeros((len(members[0].plan), len(members), width), dtype=np.int64)
@@ -189,13 +199,13 @@ class _PerceptronGradients:
         self.block: _Block | None = None
         self.losses = torch.zeros(len(members), dtype=torch.float64)
 
-    def merge(self, step: int, active: int, beta: float) -> None:
+    def merge(self, step: int, active: int) -> None:
         block = self.block
         if block is None or step == block.until:
             self.close()
             block = self.block = self._gather(step, active)
         inputs, targets, scale, outputs, base = block.steps[step - block.first]
-        self.passes[active].merge(inputs, targets, scale, beta, outputs, base)
+        self.passes[active].merge(inputs, targets, scale, outputs, base)
 
     def close(self) -> None:
         if self.block is not None:
@@ -206,8 +216,8 @@ class _PerceptronGradients:
     def _gather(self, step: int, active: int) -> _Block:
         """The next steps' batches, up to where a client has no more."""
         if active not in self.passes:
-            width = self.rows.shape[2]
-            self.passes[active] = Pass(self.network, self.weights, self.into, active, width, self.anchor)
+            width, of = self.rows.shape[2], (self.weights[:active], self.into[:active])
+            self.passes[active] = Pass(self.network, *of, self.motions, width, self.anchor)
         until = min(step + self.ahead, len(self.members[active - 1].plan))
         here = np.s_[step:until, 0] if active == 1 else np.s_[step:until, :active]
         rows, scale = self.rows[here], self.scale[here]
@@ -265,7 +275,7 @@ class _FunctionalGradients:
 
         self.compute = vmap(grad_and_value(loss))
 
-    def merge(self, step: int, active: int, beta: float) -> None:
+    def merge(self, step: int, active: int) -> None:
         by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
         for row in range(active):
             indices = self.members[row].plan.batch(step)
@@ -279,6 +289,7 @@ class _FunctionalGradients:
             gradients, values = self.compute(parameters, inputs, targets)
             entries = (entry for layer in self.setup.layers.layers for entry in layer.entries)
             flat = torch.cat([entry.flatten(gradients[entry.name]) for entry in entries], dim=1)
+            beta = self.setup.training.momentum
             self.into[rows] = flat if beta == 0 else self.into[rows].mul_(beta).add_(flat)
             self.losses[rows] += values.double() * length
 
@@ -303,9 +314,10 @@ class _Springs:
         self.anchor = layers.views(anchor, trainable_only=True)
         self.entries = {entry.name: entry for layer in layers.layers for entry in layer.entries}
         self.stiffness: dict[str, Tensor] = {}
+        self.drawn: set[str] = set()  # tensors whose motion has the spring in it
         self.pulls: dict[int, list[tuple[Tensor, Tensor, Tensor | None, Tensor]]] = {}  # by the number of active rows
 
-    def refresh(self, which: Sequence[int]) -> None:
+    def refresh(self, which: Iterable[int]) -> None:
         """Compute some clients' stiffness."""
         self.pulls.clear()
         for row in which:
@@ -323,12 +335,18 @@ class _Springs:
         """One client's stiffness."""
         return {name: c[row] for name, c in self.stiffness.items()}
 
+    def motion(self, name: str, beta: float, lr: float) -> Motion | None:
+        """How a tensor moves whose spring is one number for all clients, if that is a motion of its own."""
+        c = self.stiffness.get(name)
+        if c is None or c.ndim > 1 or not bool((c == c[0]).all()):
+            return None
+        return drawn(float(c[0]), beta, lr)
+
     def pull(self, gradients: Tensor, active: int) -> None:
         """Add c (w − a)."""
-        if not self.stiffness:
-            return
         if active not in self.pulls:
-            self.pulls[active] = [self._views(name, gradients, active) for name in self.stiffness]
+            names = self.stiffness.keys() - self.drawn
+            self.pulls[active] = [self._views(name, gradients, active) for name in sorted(names)]
         for gradient, weights, anchor, c in self.pulls[active]:
             gradient.addcmul_(weights if anchor is None else weights - anchor, c)
 
@@ -340,27 +358,54 @@ class _Springs:
 
 
 class _Optimizer:
-    """SGD or Adam on the rows of a stack; `beta` is what the next gradient is merged with."""
+    """SGD or Adam on the rows of a stack."""
 
-    def __init__(self, setup: Setup, rows: Tensor, round: int, anchor: Tensor | None) -> None:
+    def __init__(self, setup: Setup, rows: Tensor, round: int, springs: _Springs, may_draw: bool) -> None:
         training = setup.training
-        self.rows, self.anchor, self.gradients = rows, anchor, torch.zeros_like(rows)
+        self.rows, self.gradients = rows, torch.zeros_like(rows)
+        self.anchor = springs.flat_anchor if springs.displaced else None
         self.lr, self.decay = training.learning_rate(round), training.weight_decay
         self.adam = training.optimizer == "adam"
-        self.beta = training.momentum
         if self.adam:
             self.first, self.second, self.count = torch.zeros_like(rows), torch.zeros_like(rows), 0
+        plain = Motion(keep=training.momentum)
+        self.motions = {entry.name: plain for layer in setup.layers.layers for entry in layer.entries}
+        self.stretches = [(0, setup.layers.numel, plain)]  # neighbours that move alike
+        if may_draw and not self.adam and not self.decay:
+            self._draw(springs, setup.layers)
+        self.moves: dict[int, list[tuple[Tensor, Tensor, Motion]]] = {}  # by the number of active rows
+
+    def _draw(self, springs: _Springs, layers: Layers) -> None:
+        """Let the motion have the spring in it, where it can."""
+        entries = [entry for layer in layers.layers for entry in layer.entries]
+        for entry in entries:
+            motion = springs.motion(entry.name, self.motions[entry.name].keep, self.lr)
+            if motion is not None:
+                self.motions[entry.name] = motion
+                springs.drawn.add(entry.name)
+        self.stretches = []
+        for motion, group in groupby(entries, key=lambda entry: self.motions[entry.name]):
+            stretch = list(group)
+            self.stretches.append((stretch[0].start, stretch[-1].stop, motion))
 
     def step(self, active: int) -> None:
         """Move the first rows."""
-        rows, gradients = self.rows[:active], self.gradients[:active]
-        if self.decay:
-            gradients.add_(rows, alpha=self.decay)
-            if self.anchor is not None:  # the rows are displacements from it, but all of the weights decay
-                gradients.add_(self.anchor, alpha=self.decay)
-        if not self.adam:
-            rows.add_(gradients, alpha=-self.lr)
-            return
+        if active not in self.moves:
+            rows, gradients = self.rows[:active], self.gradients[:active]
+            self.moves[active] = [(rows[:, a:b], gradients[:, a:b], motion) for a, b, motion in self.stretches]
+        for rows, gradients, motion in self.moves[active]:
+            if self.decay:
+                gradients.add_(rows, alpha=self.decay)
+                if self.anchor is not None:  # the rows are displacements from it, but all of the weights decay
+                    gradients.add_(self.anchor, alpha=self.decay)
+            if self.adam:
+                self._adam(rows, gradients, active)
+            elif motion.draw is None:
+                rows.add_(gradients, alpha=-self.lr)
+            else:
+                rows.lerp_(gradients, motion.draw)
+
+    def _adam(self, rows: Tensor, gradients: Tensor, active: int) -> None:
         self.count += 1
         first, second = self.first[:active], self.second[:active]
         first.lerp_(gradients, 1 - 0.9)
