@@ -15,10 +15,10 @@ from helpers_math import Tiny, image_task, prepare, run
 from reference import Rules
 
 from fedstrata.algorithm import Algorithm
-from fedstrata.client import one_thread
 from fedstrata.layers import Layers
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
+from fedstrata.threads import one_thread
 from fedstrata.training import Training
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
 

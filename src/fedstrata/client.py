@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fedstrata.algorithm import Objective, Selection, SelectsAfterScores, Select
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, layers_with_units
 from fedstrata.tasks.task import Task
+from fedstrata.threads import one_thread
 from fedstrata.trainers.choice import TrainerName
 from fedstrata.trainers.one import train_one
 from fedstrata.trainers.stack import StackTrainer
@@ -63,20 +63,6 @@ def build_model(task: Task, seed: int, dtype: torch.dtype = torch.float32) -> nn
     """A fresh model, the same for everyone with this seed."""
     with rng.global_scope(seed, "model"):
         return task.model().to(dtype)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread, so that the number of workers cannot change the order of a sum."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from fedstrata.client import Client, Setup
 from fedstrata.messages import Order, Reply
+from fedstrata.threads import cores
 
 
 def available_workers(device: str = "cpu") -> int:
     """How many workers to use when nobody says: the cores we may use, where forking is safe."""
     if not sys.platform.startswith("linux") or device != "cpu":
         return 1
-    return len(os.sched_getaffinity(0))
+    return cores()
 
 
 class LocalEngine:
