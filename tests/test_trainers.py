@@ -191,7 +191,7 @@ def test_units_of_work_are_alike_and_depend_on_the_orders_alone() -> None:
     sizes = np.array([50, 10, 40, 20, 30, 60])
     orders = [Order("train", 1, 0, client) for client in range(6)]
     units = units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=3))
-    # 4 stacks of 52.5 samples each: 60, 50, 40, 30, 20 and 10 in a row have their middles at 30, 85, 130, 165, 190, 205.
+    # 4 stacks, 52.5 samples each: 60, 50, 40, 30, 20 and 10 in a row have their middles at 30, 85, 130, 165, 190, 205.
     assert [[order.client for order in unit] for unit in units] == [[5], [0], [2], [4, 3, 1]]
     alike = units_of_work(orders, np.full(6, 20), replace(setup, trainer="stack", stack_size=3))
     assert sorted(len(unit) for unit in alike) == [1, 1, 2, 2]

@@ -157,8 +157,11 @@ _CHUNK = 1 << 18
 
 def _norm(vector: Tensor) -> Tensor:
     """A norm in float64, in pieces: the whole vector is never copied."""
-    squares = [piece.double().square().sum() for piece in torch.split(vector, _CHUNK)]
-    return torch.stack(squares).sum().sqrt().cpu()
+    pieces = torch.split(vector, _CHUNK)
+    squares = torch.empty(len(pieces), dtype=torch.float64, device=vector.device)
+    for at, piece in enumerate(pieces):
+        squares[at] = piece.double().square().sum()
+    return squares.sum().sqrt().cpu()
 
 
 # --- from a module to its layers ---------------------------------------------------------------------------------

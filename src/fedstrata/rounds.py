@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedstrata import rng
 from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, State
-from fedstrata.arithmetic import steady
+from fedstrata.arithmetic import in_threads, steady
 from fedstrata.checks import BadValue
-from fedstrata.cohort import Cohort
+from fedstrata.cohort import Cohort, cut
 from fedstrata.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, check_reply
@@ -117,25 +117,50 @@ class RoundRecord:
 
 
 def aggregate(model: Tensor, cohort: Cohort, weights: Tensor) -> Tensor:
-    """The one equation: θ_u ← θ_u + Σ_k m_ku w_kl Δ_ku / Σ_j m_ju w_jl; what nobody sent stays as it is."""
-    new = model.clone()
+    """The one equation: θ_u ← θ_u + Σ_k m_ku w_kl Δ_ku / Σ_j m_ju w_jl; what nobody sent stays as it is.
+
+    Every update is read once, and the new model is all the memory it takes. The sum over clients is taken in the
+    model's own precision, to which the result is rounded anyway.
+    """
+    new = torch.empty_like(model)
+
+    def combine(pieces: Sequence[_Piece]) -> None:
+        for first, last, shares in pieces:
+            step = torch.zeros(last - first, dtype=model.dtype)
+            for share, update in zip(shares, cohort.updates, strict=True):
+                if isinstance(share, Tensor):
+                    step.view(len(share), -1).addcmul_(share, update[first:last].view(len(share), -1))
+                elif share > 0:
+                    step.add_(update[first:last], alpha=share)
+            torch.add(model[first:last], step, out=new[first:last])
+
+    in_threads(combine, list(_pieces(cohort, weights)), cohort.numbers)
+    return new
+
+
+_Piece = tuple[int, int, Sequence[float | Tensor]]
+"""first:last of the flat vector, and each client's m w / Σ m w there: a number, or one for each unit [rows, 1]."""
+
+_PIECE = 1 << 16
+"""How many numbers are combined at a time: few enough for a core's cache, enough to make each call worth it."""
+
+
+def _pieces(cohort: Cohort, weights: Tensor) -> Iterator[_Piece]:
+    """The whole model in pieces, and who has which share in them."""
+    tiny = torch.finfo(torch.float64).tiny
     for at, layer in enumerate(cohort.layers.layers):
-        weight = weights[:, at] * cohort.sent[:, at]
+        mass = weights[:, at] * cohort.sent[:, at]
         if cohort.units is None:
-            if weight.sum() > 0:
-                share = weight / weight.sum()
-                for first, last, block in cohort.blocks(layer.start, layer.stop):
-                    new[first:last] += (share @ block).to(new.dtype)
+            shares = (mass / mass.sum().clamp_min(tiny)).tolist()
+            yield from ((first, last, shares) for first, last in cut(layer.start, layer.stop, _PIECE))
             continue
         for entry in layer.entries:
-            mass = weight[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
-            share = mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-            rows = new[entry.start : entry.stop].view(entry.units, -1)
-            total = torch.zeros(rows.shape, dtype=torch.float64)
-            for k, update in enumerate(cohort.updates):
-                total += share[k, :, None] * update[entry.start : entry.stop].view(entry.units, -1)
-            rows += total.to(new.dtype)
-    return new
+            by_unit = mass[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
+            by_unit = (by_unit / by_unit.sum(0).clamp_min(tiny)).to(cohort.layers.dtype)
+            length = (entry.stop - entry.start) // entry.units
+            for top, bottom in cut(0, entry.units, max(1, _PIECE // length)):
+                first, last = entry.start + top * length, entry.start + bottom * length
+                yield first, last, list(by_unit[:, top:bottom, None])
 
 
 def initial_state(model: Tensor, algorithm: Algorithm, clients: int, layers: Layers) -> ServerState:

@@ -167,18 +167,18 @@ class Run:
                 resolved = directory.info["resolved"]
                 choice = Choice(resolved["trainer"], resolved["stack_size"], resolved["why"])
                 prepared = replace(prepare(directory.experiment, **sources), choice=choice)
-            state = directory.latest(prepared.layers)
-            directory.rewind(state.round)
+            whole = directory.latest(prepared.layers)  # the last state whose line is in the history
+            directory.rewind(whole.round)
             past = directory.history()
-            if self._is_over(past, state.round):
+            if self._is_over(past, whole.round):
                 return
             upload = past[-1]["upload_total"] if past else 0
-            stored, whole = state.round, state  # the last checkpoint, and the last state whose line is in the history
+            stored = whole.round  # the last checkpoint
             engine = stack.enter_context(prepared.engine())
             config, settings = prepared.experiment.evaluation, prepared.experiment.record
             rounds = prepared.experiment.training.rounds
             try:
-                for after, record in fit(state, prepared.algorithm, engine, prepared.plan):
+                for after, record in fit(whole, prepared.algorithm, engine, prepared.plan):
                     started = time.perf_counter()
                     figures: Figures = {}
                     if record.round % config.every == 0 or record.round == rounds:

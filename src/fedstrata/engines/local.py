@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.arithmetic import cores
 from fedstrata.client import Client, Setup
 from fedstrata.messages import Order, Reply
 
@@ -32,7 +33,7 @@ def available_workers(device: str = "cpu") -> int:
     """How many workers to use when nobody says: the cores we may use, where forking is safe."""
     if not sys.platform.startswith("linux") or device != "cpu":
         return 1
-    return len(os.sched_getaffinity(0))
+    return cores()
 
 
 class LocalEngine:

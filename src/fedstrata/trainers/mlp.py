@@ -1,6 +1,7 @@
 """The one special kernel: plain multilayer perceptrons under cross-entropy, with the backward pass written out.
 
-It works on displacements, D = W − A from the global weights A, where a spring pulls on them. What A itself does to the samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
+It works on displacements, D = W − A from the global weights A, where a spring pulls on them. What A itself does to the
+samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
 
 A stack of S clients is a matrix of weights [S, P] and one of gradients, or of momentum, with which the new gradient is
 merged in the matrix product that computes it (V ← β V + dᵀ a). One client works on matrices, several on batches.
