@@ -25,6 +25,7 @@ from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task
 from fedstrata.trainers.choice import choose
 from fedstrata.trainers.mlp import as_perceptron
+from fedstrata.trainers.motion import OnDisplacements, Springs
 from fedstrata.trainers.stack import stack_size
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
@@ -286,3 +287,28 @@ def test_the_choice_is_recorded_and_kept_on_resume(tiny: Any, tmp_path: Any) -> 
     }
     other = fedstrata.run(tiny({"training.rounds": 2, "engine.trainer": "client"}), out=tmp_path / "client")
     assert other.directory.info["resolved"]["trainer"] == "client"
+
+
+# --- motion ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("c", [1e-12, 0.01, 1.0, 30.0])
+def test_two_positions_move_as_position_and_velocity_do(c: float, momentum: float) -> None:
+    """300 steps with given gradients; the stiffest spring swings about the anchor, the weakest is next to none."""
+    lr, start, steps = 0.05, torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 300
+    gradients = torch.randn(steps, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layers = Layers.of(nn.Linear(3, 1, bias=False).double())
+    training = Training(rounds=1, lr=lr, momentum=momentum)
+    setup = replace(prepare(image_task(SIZES, perceptron), FEDAVG, TRAINING)[0], layers=layers, training=training)
+    springs = Springs(FedProx(mu=c), [Order("train", 1, 0, 0)], layers, start)
+    motion = OnDisplacements(setup, 1, springs)
+    motion.refresh(0, [0])
+    position, velocity = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for step, gradient in enumerate(gradients):
+        _, into = motion.buffers(step)
+        into[0].mul_(motion.keep).add_(gradient, alpha=motion.share)
+        motion.step(step, 1)
+        velocity = momentum * velocity + gradient + c * position
+        position = position - lr * velocity
+    torch.testing.assert_close(motion.update(0, steps), position, rtol=1e-10, atol=1e-12)

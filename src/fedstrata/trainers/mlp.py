@@ -9,7 +9,7 @@ merged in the matrix product that computes it (V ← β V + dᵀ a). One client 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.layers import Entry, Layers
-from fedstrata.trainers.motion import Motion
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Pass:
         network: Perceptron,
         rows: Tensor,
         gradients: Tensor,
-        motions: Mapping[str, Motion],
+        keep: float,
         batch: int,
         anchor: Tensor | None = None,
     ) -> None:
@@ -94,10 +93,7 @@ class Pass:
         self.biases = [self._row(rows, affine.bias) for affine in network.chain]
         self.to_weights = [self._matrix(gradients, affine.weight) for affine in network.chain]
         self.to_biases = [self._row(gradients, affine.bias) for affine in network.chain]
-        self.motions = [
-            (motions[affine.weight.name], motions[(affine.bias or affine.weight).name]) for affine in network.chain
-        ]
-        self.ones, self.nothing = rows.new_ones(batch), rows.new_zeros(1)
+        self.keep, self.ones, self.nothing = keep, rows.new_ones(batch), rows.new_zeros(1)
         self.displaced: list[tuple[Tensor, Tensor, Tensor]] = []  # anchor, displacement, and where their sum goes
         if anchor is not None:
             for at, affine in enumerate(network.chain[1:], start=1):
@@ -124,29 +120,26 @@ class Pass:
     def merge(
         self, inputs: Tensor, targets: Tensor, scale: Tensor, outputs: Tensor, base: Tensor | None = None
     ) -> None:
-        """Gradients ← keep · gradients + share · gradient of the mean loss; `outputs` ← what the model says.
+        """Gradients ← keep · gradients + the gradient of the scaled losses' sum; `outputs` ← what the model says.
 
         For one client, `inputs` are [B, in] and `outputs` [classes, B]: the classes first, because a softmax along
-        neighbours in memory is slow. `scale`, [1, B], is one over the batch's length, and zero for a sample that only
-        pads; `targets` are −scale where the class is the sample's and zero elsewhere. `base` is the anchor's x Aᵀ + b.
-        For several clients all of them have one more dimension in front.
+        neighbours in memory is slow. `scale` is [1, B], and zero for a sample that only pads; `targets` are −scale
+        where the class is the sample's and zero elsewhere. `base` is the anchor's x Aᵀ + b. For several clients all of
+        them have one more dimension in front.
         """
         values = self._forward(inputs, outputs, base)
         error = torch.addcmul(targets, outputs.softmax(-2), scale).transpose(-1, -2)
         for at in reversed(range(len(self.weights))):
             to_weight, to_bias = self.to_weights[at], self.to_biases[at]
-            weight, bias = self.motions[at]
             if self.single:
                 if to_bias is not None:
-                    to_bias[0].addmv_(error.t(), self.ones, beta=bias.keep, alpha=bias.share)
-                to_weight.addmm_(error.t(), values[at], beta=weight.keep, alpha=weight.share)
+                    to_bias[0].addmv_(error.t(), self.ones, beta=self.keep)
+                to_weight.addmm_(error.t(), values[at], beta=self.keep)
             else:
-                turned = error.transpose(1, 2)
                 if to_bias is not None:
-                    to_bias.mul_(bias.keep).add_(error.sum(1, keepdim=True), alpha=bias.share)
+                    torch.add(error.sum(1, keepdim=True), to_bias, alpha=self.keep, out=to_bias)
                 # Not `baddbmm_`: these rows of a larger matrix are not contiguous, and it would take them one by one.
-                product = torch.bmm(turned if weight.share == 1 else turned * weight.share, values[at])
-                torch.add(product, to_weight, alpha=weight.keep, out=to_weight)
+                torch.add(torch.bmm(error.transpose(1, 2), values[at]), to_weight, alpha=self.keep, out=to_weight)
             error = self._back(error, values, at)
 
     def _forward(self, inputs: Tensor, outputs: Tensor, base: Tensor | None) -> list[Tensor]:

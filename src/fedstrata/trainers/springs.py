@@ -1,6 +1,6 @@
 """The spring ½ Σ c (w − a)²: an objective only says how stiff it is; value and pull are derived from that.
 
-This is one client's; `stack.py` has the same pull for the rows of a stack.
+This is one client's; `motion.py` has the same pull for the rows of a stack.
 """
 
 from __future__ import annotations

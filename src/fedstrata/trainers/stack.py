@@ -7,9 +7,8 @@ through `torch.func`, where clients whose batches have the same length are taken
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from fedstrata.layers import Layers
 from fedstrata.messages import Order
 from fedstrata.tasks.task import Data, Samples
 from fedstrata.trainers.mlp import Pass, Perceptron, as_perceptron
-from fedstrata.trainers.motion import Motion, drawn
+from fedstrata.trainers.motion import Motion, OnDisplacements, OnWeights, Springs
 from fedstrata.trainers.schedule import Schedule, schedule
 from fedstrata.trainers.springs import is_due, mean_per_layer
 
@@ -85,41 +84,37 @@ class StackTrainer:
             members.append(_Member(order, data, schedule(len(data), order, training, setup.seed)))
         ranking = sorted(range(len(members)), key=lambda k: -len(members[k].plan))
         ranked = [members[k] for k in ranking]
-        # Rows are weights, or, for the kernel with springs that may pull, displacements from the anchor.
         network = self.network
         kernel = network is not None and all(_has_classes(member.data, network.classes) for member in ranked)
         refreshes = _refreshes(setup.objective, ranked)
-        settled = not refreshes  # the stiffness at the anchor is that of the whole round
-        displaced = kernel and not (settled and _is_free(setup.objective, ranked[0].order, setup.layers, anchor))
-        rows = anchor.expand(len(ranked), -1).clone()
-        if displaced:
-            rows.zero_()
-        springs = _Springs(setup.objective, [m.order for m in ranked], setup.layers, rows, anchor, displaced)
-        springs.refresh(range(len(ranked)))
-        optimizer = _Optimizer(setup, rows, orders[0].round, springs, may_draw=displaced and settled)
+        springs = Springs(setup.objective, [member.order for member in ranked], setup.layers, anchor)
+        free = not refreshes and _is_free(setup.objective, ranked[0].order, setup.layers, anchor)
+        # Displacements need a model that can be given as the anchor's part and theirs: the kernel.
+        displaced = kernel and training.optimizer == "sgd" and not free
+        motion: Motion = (OnDisplacements if displaced else OnWeights)(setup, orders[0].round, springs)
         gradients: _Gradients
         if kernel:
             assert network is not None
-            from_anchor = anchor if displaced else None
-            gradients = _PerceptronGradients(network, ranked, rows, optimizer.gradients, optimizer.motions, from_anchor)
+            gradients = _PerceptronGradients(network, ranked, motion)
         else:
-            gradients = _FunctionalGradients(ranked, rows, optimizer.gradients, setup)
+            gradients = _FunctionalGradients(ranked, motion, setup)
         active = len(ranked)
         for step in range(len(ranked[0].plan)):
             while len(ranked[active - 1].plan) <= step:
                 active -= 1
-            if step in refreshes:
-                springs.refresh(refreshes[step])
+            if step == 0:
+                motion.refresh(step, range(active))
+            elif step in refreshes:
+                motion.refresh(step, refreshes[step])
             gradients.merge(step, active)
-            springs.pull(optimizer.gradients, active)
-            optimizer.step(active)
+            motion.step(step, active)
         gradients.close()
         results: list[Any] = [None] * len(ranked)
         for row, place in enumerate(ranking):
+            plan = ranked[row].plan
+            loss = float(gradients.losses[row]) / max(1, int((plan.positions >= 0).sum()))
             stiffness = mean_per_layer(springs.of(row), setup.layers) if setup.record else None
-            update = rows[row] if displaced else rows[row] - anchor
-            samples = int((ranked[row].plan.positions >= 0).sum())
-            results[place] = (update, float(gradients.losses[row]) / max(1, samples), stiffness)
+            results[place] = (motion.update(row, len(plan)), loss, stiffness)
         return results
 
 
@@ -153,7 +148,7 @@ class _Gradients(Protocol):
     """The sum of each client's losses, float64 [S], once `close` was called."""
 
     def merge(self, step: int, active: int) -> None:
-        """Gradients ← β gradients + the step's gradient, for the first rows; or as the motion of a tensor wants it."""
+        """Merge the step's gradient, for the first rows, as the motion wants it."""
         ...
 
     def close(self) -> None:
@@ -164,17 +159,10 @@ class _Gradients(Protocol):
 class _PerceptronGradients:
     """Through the kernel; in a stack, short batches are padded with samples that do not count."""
 
-    def __init__(
-        self,
-        network: Perceptron,
-        members: list[_Member],
-        weights: Tensor,
-        into: Tensor,
-        motions: Mapping[str, Motion],
-        anchor: Tensor | None,
-    ) -> None:
-        self.network, self.members, self.weights, self.into = network, members, weights, into
-        self.motions, self.anchor = motions, anchor
+    def __init__(self, network: Perceptron, members: list[_Member], motion: Motion) -> None:
+        self.network, self.members, self.motion = network, members, motion
+        anchor = motion.anchor
+        self.dtype = motion.buffers(0)[0].dtype
         self.inputs, targets, owned = _in_one_place([member.data for member in members], copied=anchor is not None)
         width = max(member.plan.positions.shape[1] for member in members)
         rows = np.zeros((len(members[0].plan), len(members), width), dtype=np.int64)
@@ -185,17 +173,17 @@ class _PerceptronGradients:
             valid[: len(positions), at, : positions.shape[1]] = positions >= 0
         self.rows = torch.from_numpy(rows)
         self.labels = targets[self.rows].where(torch.from_numpy(valid), -1)  # padding is of no class
-        scale = valid / np.maximum(valid.sum(2, keepdims=True), 1)
-        self.scale = torch.from_numpy(scale).to(weights.dtype)[:, :, None, :]
+        scale = motion.share * valid / np.maximum(valid.sum(2, keepdims=True), 1)
+        self.scale = torch.from_numpy(scale).to(self.dtype)[:, :, None, :]
         self.base: Tensor | None = None
         if anchor is not None:
             first = network.chain[0]
-            self.base = self.inputs.to(weights.dtype) @ first.weight.of(anchor).t()
+            self.base = self.inputs.to(self.dtype) @ first.weight.of(anchor).t()
             if first.bias is not None:
                 self.base += first.bias.of(anchor)
         self.classes = torch.arange(network.classes)[:, None]
-        self.ahead = max(FEWEST_GATHERED, GATHERED // (rows[0].size * network.inputs * weights.itemsize))
-        self.passes: dict[int, Pass] = {}
+        self.ahead = max(FEWEST_GATHERED, GATHERED // (rows[0].size * network.inputs * self.dtype.itemsize))
+        self.passes: dict[tuple[int, int], Pass] = {}
         self.block: _Block | None = None
         self.losses = torch.zeros(len(members), dtype=torch.float64)
 
@@ -204,8 +192,15 @@ class _PerceptronGradients:
         if block is None or step == block.until:
             self.close()
             block = self.block = self._gather(step, active)
-        inputs, targets, scale, outputs, base = block.steps[step - block.first]
-        self.passes[active].merge(inputs, targets, scale, outputs, base)
+        self._pass(step, active).merge(*block.steps[step - block.first])
+
+    def _pass(self, step: int, active: int) -> Pass:
+        """The rows and where their gradients go are the same in every second step, if not in all."""
+        key = (step % 2, active)
+        if key not in self.passes:
+            rows, into = (buffer[:active] for buffer in self.motion.buffers(step))
+            self.passes[key] = Pass(self.network, rows, into, self.motion.keep, self.rows.shape[2], self.motion.anchor)
+        return self.passes[key]
 
     def close(self) -> None:
         if self.block is not None:
@@ -215,9 +210,6 @@ class _PerceptronGradients:
 
     def _gather(self, step: int, active: int) -> _Block:
         """The next steps' batches, up to where a client has no more."""
-        if active not in self.passes:
-            width, of = self.rows.shape[2], (self.weights[:active], self.into[:active])
-            self.passes[active] = Pass(self.network, *of, self.motions, width, self.anchor)
         until = min(step + self.ahead, len(self.members[active - 1].plan))
         here = np.s_[step:until, 0] if active == 1 else np.s_[step:until, :active]
         rows, scale = self.rows[here], self.scale[here]
@@ -225,7 +217,7 @@ class _PerceptronGradients:
         def gather(table: Tensor) -> Tensor:
             return table.index_select(0, rows.reshape(-1)).view(*rows.shape, -1)
 
-        inputs = gather(self.inputs).to(self.weights.dtype)
+        inputs = gather(self.inputs).to(self.dtype)
         is_class = self.labels[here].unsqueeze(-2) == self.classes
         targets = is_class * -scale
         outputs = torch.empty_like(targets)
@@ -263,8 +255,8 @@ def _in_one_place(clients: Sequence[Data], copied: bool) -> tuple[Tensor, Tensor
 class _FunctionalGradients:
     """Through `torch.func`: any model and loss, for groups of clients whose batches are equally long."""
 
-    def __init__(self, members: list[_Member], weights: Tensor, into: Tensor, setup: Setup) -> None:
-        self.members, self.weights, self.into, self.setup = members, weights, into, setup
+    def __init__(self, members: list[_Member], motion: Motion, setup: Setup) -> None:
+        self.members, self.motion, self.setup = members, motion, setup
         self.losses = torch.zeros(len(members), dtype=torch.float64)
         frozen = {name: p.detach() for name, p in setup.model.named_parameters() if not p.requires_grad}
         setup.model.train()
@@ -276,6 +268,7 @@ class _FunctionalGradients:
         self.compute = vmap(grad_and_value(loss))
 
     def merge(self, step: int, active: int) -> None:
+        weights, into = self.motion.buffers(step)
         by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
         for row in range(active):
             indices = self.members[row].plan.batch(step)
@@ -284,131 +277,13 @@ class _FunctionalGradients:
             rows = [row for row, _ in group]
             parts = [self.setup.to_device(self.members[row].data.batch(indices)) for row, indices in group]
             inputs, targets = (torch.stack([part[i] for part in parts]) for i in (0, 1))
-            chosen = self.weights[rows]
+            chosen = weights[rows]
             parameters = {entry.name: entry.of(chosen) for layer in self.setup.layers.layers for entry in layer.entries}
             gradients, values = self.compute(parameters, inputs, targets)
             entries = (entry for layer in self.setup.layers.layers for entry in layer.entries)
             flat = torch.cat([entry.flatten(gradients[entry.name]) for entry in entries], dim=1)
-            beta = self.setup.training.momentum
-            self.into[rows] = flat if beta == 0 else self.into[rows].mul_(beta).add_(flat)
+            into[rows] = into[rows].mul_(self.motion.keep).add_(flat, alpha=self.motion.share)
             self.losses[rows] += values.double() * length
 
     def close(self) -> None:
         """Losses are up to date after each step."""
-
-
-class _Springs:
-    """The springs of a stack, with the stiffness of each tensor as [S, …]."""
-
-    def __init__(
-        self,
-        objective: Objective,
-        orders: Sequence[Order],
-        layers: Layers,
-        rows: Tensor,
-        anchor: Tensor,
-        displaced: bool,
-    ) -> None:
-        self.objective, self.orders, self.layers = objective, orders, layers
-        self.rows, self.flat_anchor, self.displaced = rows, anchor, displaced
-        self.anchor = layers.views(anchor, trainable_only=True)
-        self.entries = {entry.name: entry for layer in layers.layers for entry in layer.entries}
-        self.stiffness: dict[str, Tensor] = {}
-        self.drawn: set[str] = set()  # tensors whose motion has the spring in it
-        self.pulls: dict[int, list[tuple[Tensor, Tensor, Tensor | None, Tensor]]] = {}  # by the number of active rows
-
-    def refresh(self, which: Iterable[int]) -> None:
-        """Compute some clients' stiffness."""
-        self.pulls.clear()
-        for row in which:
-            local = self.flat_anchor + self.rows[row] if self.displaced else self.rows[row]
-            views = self.layers.views(local, trainable_only=True)
-            fresh = self.objective.stiffness(views, self.anchor, self.orders[row].objective_state, self.layers)
-            for name in self.stiffness.keys() - fresh.keys():
-                self.stiffness[name][row] = 0
-            for name, c in fresh.items():
-                if name not in self.stiffness:
-                    self.stiffness[name] = c.new_zeros(len(self.orders), *c.shape)
-                self.stiffness[name][row] = c
-
-    def of(self, row: int) -> dict[str, Tensor]:
-        """One client's stiffness."""
-        return {name: c[row] for name, c in self.stiffness.items()}
-
-    def motion(self, name: str, beta: float, lr: float) -> Motion | None:
-        """How a tensor moves whose spring is one number for all clients, if that is a motion of its own."""
-        c = self.stiffness.get(name)
-        if c is None or c.ndim > 1 or not bool((c == c[0]).all()):
-            return None
-        return drawn(float(c[0]), beta, lr)
-
-    def pull(self, gradients: Tensor, active: int) -> None:
-        """Add c (w − a)."""
-        if active not in self.pulls:
-            names = self.stiffness.keys() - self.drawn
-            self.pulls[active] = [self._views(name, gradients, active) for name in sorted(names)]
-        for gradient, weights, anchor, c in self.pulls[active]:
-            gradient.addcmul_(weights if anchor is None else weights - anchor, c)
-
-    def _views(self, name: str, gradients: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        entry, c = self.entries[name], self.stiffness[name][:active]
-        c = c.view(active, *[1] * (len(entry.shape) - c.ndim + 1), *c.shape[1:])
-        anchor = None if self.displaced else self.anchor[name]
-        return entry.of(gradients[:active]), entry.of(self.rows[:active]), anchor, c
-
-
-class _Optimizer:
-    """SGD or Adam on the rows of a stack."""
-
-    def __init__(self, setup: Setup, rows: Tensor, round: int, springs: _Springs, may_draw: bool) -> None:
-        training = setup.training
-        self.rows, self.gradients = rows, torch.zeros_like(rows)
-        self.anchor = springs.flat_anchor if springs.displaced else None
-        self.lr, self.decay = training.learning_rate(round), training.weight_decay
-        self.adam = training.optimizer == "adam"
-        if self.adam:
-            self.first, self.second, self.count = torch.zeros_like(rows), torch.zeros_like(rows), 0
-        plain = Motion(keep=training.momentum)
-        self.motions = {entry.name: plain for layer in setup.layers.layers for entry in layer.entries}
-        self.stretches = [(0, setup.layers.numel, plain)]  # neighbours that move alike
-        if may_draw and not self.adam and not self.decay:
-            self._draw(springs, setup.layers)
-        self.moves: dict[int, list[tuple[Tensor, Tensor, Motion]]] = {}  # by the number of active rows
-
-    def _draw(self, springs: _Springs, layers: Layers) -> None:
-        """Let the motion have the spring in it, where it can."""
-        entries = [entry for layer in layers.layers for entry in layer.entries]
-        for entry in entries:
-            motion = springs.motion(entry.name, self.motions[entry.name].keep, self.lr)
-            if motion is not None:
-                self.motions[entry.name] = motion
-                springs.drawn.add(entry.name)
-        self.stretches = []
-        for motion, group in groupby(entries, key=lambda entry: self.motions[entry.name]):
-            stretch = list(group)
-            self.stretches.append((stretch[0].start, stretch[-1].stop, motion))
-
-    def step(self, active: int) -> None:
-        """Move the first rows."""
-        if active not in self.moves:
-            rows, gradients = self.rows[:active], self.gradients[:active]
-            self.moves[active] = [(rows[:, a:b], gradients[:, a:b], motion) for a, b, motion in self.stretches]
-        for rows, gradients, motion in self.moves[active]:
-            if self.decay:
-                gradients.add_(rows, alpha=self.decay)
-                if self.anchor is not None:  # the rows are displacements from it, but all of the weights decay
-                    gradients.add_(self.anchor, alpha=self.decay)
-            if self.adam:
-                self._adam(rows, gradients, active)
-            elif motion.draw is None:
-                rows.add_(gradients, alpha=-self.lr)
-            else:
-                rows.lerp_(gradients, motion.draw)
-
-    def _adam(self, rows: Tensor, gradients: Tensor, active: int) -> None:
-        self.count += 1
-        first, second = self.first[:active], self.second[:active]
-        first.lerp_(gradients, 1 - 0.9)
-        second.mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
-        scale = (second / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
-        rows.addcdiv_(first, scale, value=-self.lr / (1 - 0.9**self.count))
