@@ -196,6 +196,16 @@ def test_series_are_told_apart(tmp_path: Path) -> None:
     names = [series["name"] for series in report["series"]]
     assert names == ["fedldf, algorithm.n = 2", "fedldf, algorithm.n = 3", "fedavg", "fedavg (2)", "fedprox"]
     assert [len(series["runs"]) for series in report["series"]] == [1] * 5
+    make_run(tmp_path / "f", algorithm="fedprox", name="other")
+    make_run(
+        tmp_path / "g",
+        algorithm="fedprox",
+        settings={"training.lr": 0.1, "training.epochs": 7, "layers.grouping": "tensor"},
+    )
+    names = [series["name"] for series in collect([tmp_path / "e", tmp_path / "f"])["series"]]
+    assert names == ["fedprox on made", "fedprox on other"]
+    names = [series["name"] for series in collect([tmp_path / "e", tmp_path / "g"])["series"]]
+    assert names == ["fedprox in e", "fedprox in g"]
 
 
 def test_a_comparison_as_far_as_it_got(tmp_path: Path, recipe: Any, cli: Any) -> None:

@@ -220,8 +220,8 @@ def test_bytes_and_classes_and_losses(show: Any) -> None:
     # five rounds of 100 t and 100 t + 1 bytes, and 8 of feedback
     assert "first 1.5 kB" in key
     assert "feedback 40 B" in key
-    area = page.locator("#bytes svg").bounding_box()
-    page.mouse.move(area["x"] + area["width"] - 20, area["y"] + 100)
+    picture = page.locator("#bytes svg")
+    picture.hover(position={"x": picture.bounding_box()["width"] - 20, "y": 100})
     assert "round 5: 1.01 kB first 500 B, second 501 B, feedback 8 B" in page.locator("#bytes output").inner_text()
     rows = page.locator("#data tbody tr")
     assert rows.first.inner_text().split() == ["0", "5", "·", "7", "12"]

@@ -38,6 +38,7 @@ MOST_TROUBLED = 50
 """Clients with lost replies that a page lists."""
 
 _CHARACTERS = 4  # of a packed figure
+_MOST_TOLD = 2  # settings in the name of a series
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
 
 
 def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
-    """The algorithm; where that is not enough, the settings that differ; where nothing does, a number."""
+    """The algorithm; where that is not enough, with the recipe or the settings that differ, or the directory."""
     names = [group[0].name for group in groups]
     tables = [_settings(group[0].run) for group in groups]
     for name in [name for name, count in Counter(names).items() if count > 1]:
@@ -139,7 +140,12 @@ def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
         keys = dict.fromkeys(key for at in same for key in tables[at])
         told_apart = [key for key in keys if len({tables[at].get(key) for at in same}) > 1]
         for at in same:
-            names[at] = ", ".join([name, *(f"{key} = {tables[at].get(key, '–')}" for key in told_apart)])
+            if "name" in told_apart:
+                names[at] = f"{name} on {tables[at]['name']}"
+            elif len(told_apart) <= _MOST_TOLD:
+                names[at] = ", ".join([name, *(f"{key} = {tables[at].get(key, '–')}" for key in told_apart)])
+            else:
+                names[at] = f"{name} in {groups[at][0].run.path.name}"
     taken: Counter[str] = Counter()
     for at, name in enumerate(names):
         taken[name] += 1

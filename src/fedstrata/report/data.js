@@ -138,9 +138,9 @@ function ledger(series, run, direction) {
   const rest = rows.filter((row) => !shown.has(row));
   const stack = rows.filter((row) => shown.has(row));
   if (rest.length) {
-    stack.push({ name: `${rest.length} other layers`, values: run.shown.map((_, t) => rest.reduce((sum, row) => sum + row.values[t], 0)) });
+    stack.push({ name: `${rest.length} other layers`, ink: "var(--other)", values: run.shown.map((_, t) => rest.reduce((sum, row) => sum + row.values[t], 0)) });
   }
   const extra = direction === "up" ? "feedback" : "control";
-  stack.push({ name: extra, extra: true, values: Array.from(unpack(run.bytes[extra], count), (value) => value || 0) });
+  stack.push({ name: extra, ink: "var(--extra)", values: Array.from(unpack(run.bytes[extra], count), (value) => value || 0) });
   return stack.map((row) => ({ ...row, total: total(row) })).filter((row) => row.total > 0);
 }

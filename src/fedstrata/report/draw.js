@@ -44,6 +44,12 @@ function range(values) {
   return low <= high ? [low, high] : [0, 1];
 }
 
+function nearest(values, x) {
+  let best = values.length - 1;
+  values.forEach((value, at) => { if (Math.abs(value - x) < Math.abs(values[best] - x)) best = at; });
+  return best;
+}
+
 // An empty chart with axes: `plot(frame)` draws into it, again whenever the width changes.
 function chart({ title, x, y, height = 300, plot, onMove }) {
   const box = make("div", { class: "chart" });
@@ -173,9 +179,8 @@ function heatmap({ title, label, grid, scale, describe, onPick, said = [], colum
   const height = rows.length <= 12 ? 24 : rows.length <= 40 ? 16 : rows.length <= 100 ? 8 : 4;
   const every = Math.ceil(14 / height);
   const names = rows.map((row, r) => (r % every ? null : make("span", { class: "row", title: row, "--at": `${(100 * (r + 0.5)) / rows.length}%` }, row)));
-  const last = columns.length - 1, gap = Math.max(1, Math.ceil(columns.length / 8));
-  const numbers = columns.map((column, c) => (c % gap && c !== last) || (c !== last && last - c < gap * 0.7) ? null
-    : make("span", { class: "column", "--at": `${(100 * (c + 0.5)) / columns.length}%` }, String(column)));
+  const marks = new Set(ticks(columns[0], columns[columns.length - 1], 6).map((mark) => nearest(columns, mark)));
+  const numbers = [...marks].map((c) => make("span", { class: "column", "--at": `${(100 * (c + 0.5)) / columns.length}%` }, String(columns[c])));
   return make("figure", { class: "heat" }, title ? make("figcaption", {}, title) : null,
     make("div", { class: "heat-grid", "--height": `${height * rows.length}px` },
       make("div", { class: "rows" }, rows.map((row) => make("span", { class: "width", "aria-hidden": "true" }, row)), names),

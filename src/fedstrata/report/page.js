@@ -121,12 +121,6 @@ function curves() {
   return section("curves", "Curves", choice("figure", labels, chosen.curve, (at) => { chosen.curve = at; view.renew(); }), view.box);
 }
 
-function nearest(values, x) {
-  let best = values.length - 1;
-  values.forEach((value, at) => { if (Math.abs(value - x) < Math.abs(values[best] - x)) best = at; });
-  return best;
-}
-
 // --- layers ---
 
 function layers() {
@@ -226,8 +220,8 @@ const running = (values) => values.map(((sum) => (value) => (sum += value))(0));
 const perRound = (values, run) => values.map((value, t) => value / (run.shown[t] - (run.shown[t - 1] ?? 0)));
 
 function stackChart(series, at, run, stack, high) {
-  const named = stack.filter((row) => !row.extra), all = stack.reduce((sum, row) => sum + row.total, 0);
-  const ink = (row) => (row.extra ? "var(--extra)" : css(colour((named.indexOf(row) + 0.5) / named.length)));
+  const named = stack.filter((row) => !row.ink), all = stack.reduce((sum, row) => sum + row.total, 0);
+  const ink = (row) => (row.ink ?? css(colour((named.indexOf(row) + 0.5) / named.length)));
   const readout = make("output", { class: "readout", "aria-live": "polite" });
   const starts = run.shown.map((_, t) => run.shown[t - 1] ?? 0), last = run.shown[run.shown.length - 1];
   const picture = chart({
