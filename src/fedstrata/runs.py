@@ -33,7 +33,7 @@ from fedstrata.rounds import Plan, RoundRecord, ServerState, fit, initial_state,
 from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
-from fedstrata.tasks.task import ACCURACY, Metric, Task
+from fedstrata.tasks.task import ACCURACY, MOST_COUNTED, Metric, Task
 from fedstrata.trainers.choice import Choice, choose
 
 CHANGEABLE_ON_RESUME = ("training.rounds", "evaluation.target", "evaluation.stop_at_target", "engine.workers")
@@ -389,8 +389,8 @@ def default_directory(experiment: Experiment) -> Path:
 def _describe(prepared: Prepared) -> dict[str, Any]:
     """What run.json says of the experiment besides the recipe."""
     task = prepared.task
-    notes = dict(task.notes)
-    if len(notes.get("table", ())) > 1000:
+    notes = task.described()
+    if len(notes.get("table", ())) > MOST_COUNTED:
         del notes["table"]
     return {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
