@@ -122,10 +122,9 @@ def _overview(results: Path) -> Table:
     from fedstrata.reproductions.study import load_study, studies
 
     cores = available_workers()
-    head = ("study", "what it is", "runs", f"time on {cores} cores", "stored")
     table = Table(title="fedstrata reproduce NAME", title_justify="left")
-    for heading in head:
-        table.add_column(heading, no_wrap=heading == "study")
+    for heading in ("study", "what it is", "runs", f"on {cores} core{'s' * (cores > 1)}", "stored"):
+        table.add_column(heading, no_wrap=heading in ("study", "stored"))
     for name in studies():
         study = load_study(name)
         counts = Results.stored(study, results).all_seeds()
@@ -136,10 +135,16 @@ def _overview(results: Path) -> Table:
         else:
             stored = f"{min(counts)} to {max(counts)} seeds"
         about = "at most" if study.stops_early() else "about"
-        title = f"{study.title} ({study.shows})"
-        shape = f"{len(study.cells)} × {len(study.arms)} × {study.seeds} seeds"
-        table.add_row(name, escape(title), shape, f"{about} {duration(study.seconds(cores))}", stored)
+        runs = str(len(study.cells) * len(study.arms) * study.seeds)
+        table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, f"{about} {_long(study.seconds(cores))}", stored)
     return table
+
+
+def _long(seconds: float) -> str:
+    """A duration that is only an estimate."""
+    if seconds < 5400:
+        return f"{max(1, round(seconds / 60))} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def _show(console: Console, study: Study, results: Path) -> None:

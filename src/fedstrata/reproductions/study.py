@@ -77,6 +77,7 @@ class StudyCell(BaseModel):
 
     name: str = Field(pattern=_NAME)
     title: str
+    recipe: str | None = Field(None, description="another recipe than the study's")
     settings: dict[str, Any] = Field(default_factory=dict)
     reported: dict[str, dict[str, float]] = Field(default_factory=dict, description="measure → arm → value")
     seconds_per_round: float | None = Field(None, gt=0)
@@ -200,7 +201,7 @@ class Study(BaseModel):
             **cell.settings,
             **chosen.settings,
         }
-        return load(self.recipe, algorithm=chosen.algorithm, settings=settings, seed=seed)
+        return load(cell.recipe or self.recipe, algorithm=chosen.algorithm, settings=settings, seed=seed)
 
     def quickened(self) -> Study:
         """The study cut down for a first impression."""
