@@ -24,9 +24,10 @@ from fedstrata.tasks.partitions import PARTITIONS
 @pytest.mark.parametrize(
     ("command", "mentioned"),
     [
-        ([], ["run", "compare", "show", "export", "partition", "list", "data", "--version"]),
+        ([], ["run", "compare", "reproduce", "show", "export", "partition", "list", "data", "--version"]),
         (["run"], ["--algorithm", "--set", "--seed", "--out", "--data", "--workers", "--resume", "quickstart"]),
         (["compare"], ["--algorithms", "--seeds", "--set", "--out", "--data", "--workers"]),
+        (["reproduce"], ["--list", "--quick", "--show", "--page", "--seeds", "--cells", "--results", "--data"]),
         (["show"], ["DIR"]),
         (["export"], ["DIR", ".safetensors", "--data"]),
         (["partition"], ["--set", "--seed", "--data"]),

@@ -136,7 +136,9 @@ def _overview(results: Path) -> Table:
             stored = f"{min(counts)} to {max(counts)} seeds"
         about = "at most" if study.stops_early() else "about"
         runs = str(len(study.cells) * len(study.arms) * study.seeds)
-        table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, f"{about} {_long(study.seconds(cores))}", stored)
+        table.add_row(
+            name, escape(f"{study.paper}: {study.shows}"), runs, f"{about} {_long(study.seconds(cores))}", stored
+        )
     return table
 
 
@@ -215,11 +217,12 @@ class _Watch:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console)
         self._bar = self._progress.add_task("runs", total=self._all, completed=self._finished)
-        self._live = Live(self._progress, console=console, refresh_per_second=4)
+        # Drawn when something happens: a thread for it would be alive whenever a run is forked.
+        self._live = Live(self._progress, console=console, auto_refresh=False)
 
     def __enter__(self) -> _Watch:
         if self._console.is_terminal:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -243,7 +246,7 @@ class _Watch:
             how = f"failed: {event.problem}" if event.kind == "failed" else self._now(last)
             self._say(f"{self._finished}/{self._all} {self._label(event)}: {how}; {self._time_left()}")
         if self._console.is_terminal:
-            self._live.update(Group(self._table(), self._progress))
+            self._live.update(Group(self._table(), self._progress), refresh=True)
         elif event.kind == "round" and time.monotonic() - self._said > 30:
             self._say(f"  {self._label(event)}: {self._now(event)}; {self._time_left()}")
 

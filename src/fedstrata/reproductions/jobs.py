@@ -113,7 +113,7 @@ def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> N
         pipe.send(("error", str(error)))
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)
-    pipe.close()
+    os._exit(0)  # what the parent had not yet printed is not ours to print
 
 
 def _end_with_parent() -> None:

@@ -66,7 +66,19 @@ def _all_claims(found: list[Results]) -> TextTable:
 
 
 def _why(ruling: Ruling) -> str:
-    return ruling.claim.why if ruling.findings else "no results are stored"
+    """The study's own explanation, or else what decided."""
+    if not ruling.findings:
+        return "no results are stored"
+    if ruling.claim.why:
+        return ruling.claim.why
+    reasons = []
+    if ruling.count("holds"):
+        reasons.append(f"{ruling.count('holds')} clear")
+    if ruling.count("open"):
+        reasons.append(f"{ruling.count('open')} where the seeds disagree")
+    if ruling.count("fails"):
+        reasons.append(f"{ruling.count('fails')} clearly not so")
+    return ", ".join(reasons)
 
 
 def _anchor(study: Study) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedstrata.cli.tables import size
 from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
-from fedstrata.reproductions.claims import Finding, Ruling, check
+from fedstrata.reproductions.claims import Finding, Outcome, Ruling, check
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Measure, Study, StudyCell
 
@@ -74,22 +74,29 @@ def claims_table(results: Results) -> TextTable:
 
 
 def summary(study: Study, ruling: Ruling) -> str:
-    """How a claim came out, in a line: the numbers where there is one comparison, else counts and where it held."""
+    """How a claim came out, in a line: the numbers where there is one comparison, else how often and where it held."""
     if not ruling.findings:
         return "–"
     if len(ruling.findings) == 1 and not ruling.missing:
-        unit = unit_of(study.measures[ruling.claim.measure])
-        return f"{difference(study, ruling, ruling.findings[0])}{f' {unit}' if unit else ''}"
-    total = len(ruling.findings) + ruling.missing
-    parts = [f"{ruling.count('holds')} of {total}"]
-    labels = {"open": "open", "fails": "fails"}
-    for outcome, label in labels.items():
-        found = [f for f in ruling.findings if f.outcome == outcome]
-        if found:
-            parts.append(f"{label}: {', '.join(_place(study, ruling, f) for f in found)}")
+        return difference(study, ruling, ruling.findings[0]) + _unit_of_difference(study, ruling)
+    parts = [f"{ruling.count('holds')} of {len(ruling.findings) + ruling.missing}"]
+    outcomes: list[Outcome] = ["holds", "open", "fails"]
+    for outcome in outcomes:
+        places = [_place(study, ruling, f) for f in ruling.findings if f.outcome == outcome]
+        if len(places) == len(ruling.findings):
+            parts.append(f"{outcome} everywhere")
+        elif places:
+            parts.append(f"{outcome}: {', '.join(places)}")
     if ruling.missing:
         parts.append(f"not run: {ruling.missing}")
     return "; ".join(parts)
+
+
+def _unit_of_difference(study: Study, ruling: Ruling) -> str:
+    unit = unit_of(study.measures[ruling.claim.measure])
+    if ruling.claim.factor != 1 or not unit:
+        return ""
+    return f" {unit}" if ruling.claim.value is not None or unit != "%" else " points"
 
 
 def seeds_of(ruling: Ruling) -> str:
