@@ -30,7 +30,7 @@ from fedstrata.reproductions.study import (
     load_study,
     plan,
     recipe_hash,
-    result_settings,
+    settings_of,
     studies,
 )
 from fedstrata.runs import Run
@@ -180,7 +180,8 @@ def test_the_hash_is_that_of_the_result() -> None:
     assert known == changed(seed=3) == changed(engine__workers=1) == changed(name="other")
     assert known == changed(record__layers=True) == changed(training__weight_decay=0.0)  # its default
     assert len({known, changed(training__lr=0.06), changed(training__rounds=4), changed(task__inputs="unit")}) == 4
-    assert "seed" not in result_settings(experiment)
+    assert settings_of(experiment)["training"]["weight_decay"] == 0.0  # stored in full
+    assert "seed" not in settings_of(experiment)
 
 
 # --- measures --------------------------------------------------------------------------------------------------------

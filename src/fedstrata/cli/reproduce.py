@@ -166,7 +166,7 @@ def _show(console: Console, study: Study, results: Path) -> None:
             _print(console, differences_table(found, ruling))
     if study.claims:
         _print(console, claims_table(found))
-    for note in found.notes:
+    for note in (*found.sources, *found.notes):
         console.print(note, highlight=False, soft_wrap=True)
 
 

@@ -102,7 +102,7 @@ def _section(results: Results) -> str:
         if len(ruling.findings) > 1:
             table = differences_table(results, ruling)
             lines.append(f"{table.title}: {ruling.verdict}.\n\n{_markdown(table)}")
-    lines += [f"- {note}" for note in results.notes]
+    lines += [f"- {note}" for note in (*results.sources, *results.notes)]
     return "\n".join(lines) + "\n"
 
 

@@ -58,11 +58,12 @@ def _measured(results: Results, name: str, cell: StudyCell, arm: str) -> str:
 def differences_table(results: Results, ruling: Ruling) -> TextTable:
     """The comparisons of one claim, seed by seed."""
     study, claim = results.study, ruling.claim
-    titles = {cell.name: cell for cell in study.cells}
-    rows = [
-        [titles[f.cell].title, f"{claim.arm} − {f.than}", str(f.seeds), difference(study, ruling, f), f.outcome]
-        for f in ruling.findings
-    ]
+    titles = {cell.name: cell.title for cell in study.cells}
+    rows = []
+    for found in ruling.findings:
+        pair = claim.arm if claim.value is not None else f"{claim.arm} − {found.than}"
+        numbers = difference(study, ruling, found) + _unit_of_difference(study, ruling)
+        rows.append([titles[found.cell], pair, str(found.seeds), numbers, found.outcome])
     return TextTable(claim.text, ["cell", "pair", "seeds", study.measures[claim.measure].title, "outcome"], rows)
 
 

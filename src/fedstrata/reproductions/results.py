@@ -20,7 +20,7 @@ import numpy as np
 
 from fedstrata.errors import RunDirectoryError
 from fedstrata.reproductions.measures import Series, cumulative_upload, measure
-from fedstrata.reproductions.study import Study, StudyRun, recipe_hash, result_settings
+from fedstrata.reproductions.study import Study, StudyRun, recipe_hash, settings_of
 from fedstrata.rundir import versions
 from fedstrata.runs import Run
 from fedstrata.storage import read_versioned, write_whole
@@ -103,7 +103,7 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
                 found[str(one.seed)] = _describe(run, study, failed.get(one.job.path))
         if found:
             ordered = dict(sorted(found.items(), key=lambda item: int(item[0])))
-            arms[arm] = {"recipe": digest, "settings": result_settings(experiment), "runs": ordered}
+            arms[arm] = {"recipe": digest, "settings": settings_of(experiment), "runs": ordered}
     if arms:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
@@ -120,13 +120,17 @@ def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
 
 
 def _as_text(content: dict[str, Any]) -> str:
-    """JSON with a line for each series: small, and differences can be read."""
+    """JSON with a line for each series and for the settings: small, and differences can be read."""
 
     def write(value: Any, depth: int) -> str:
-        if isinstance(value, dict) and value and depth < 7:
-            inner = (f"{' ' * (depth + 1)}{json.dumps(k)}: {write(v, depth + 1)}" for k, v in value.items())
-            return "{\n" + ",\n".join(inner) + "\n" + " " * depth + "}"
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        if not isinstance(value, dict) or not value:
+            return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        inner = (
+            f"{' ' * (depth + 1)}{json.dumps(key)}: "
+            + (json.dumps(item, ensure_ascii=False) if key in ("settings", "made") else write(item, depth + 1))
+            for key, item in value.items()
+        )
+        return "{\n" + ",\n".join(inner) + "\n" + " " * depth + "}"
 
     return write(content, 0) + "\n"
 
@@ -149,12 +153,14 @@ class Results:
     study: Study
     runs: dict[str, dict[str, dict[int, Series]]]
     notes: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """Where the data came from; some copies of a data set are not the original pixels."""
 
     @classmethod
     def stored(cls, study: Study, folder: Path) -> Results:
         """What is in the folder, as far as it belongs to the study as it is now."""
         runs: dict[str, dict[str, dict[int, Series]]] = {}
-        notes = []
+        notes, sources = [], set()
         for cell in study.cells:
             path = folder / study.name / f"{cell.name}.json"
             arms = _read(path) if path.exists() else {}
@@ -167,12 +173,13 @@ class Results:
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
                     continue
                 runs[cell.name][arm] = {int(seed): one["series"] for seed, one in entry["runs"].items()}
+                sources |= {f"{entry['settings']['task']['dataset']}: {one['data']}" for one in entry["runs"].values()}
                 notes += [
                     f"{cell.name}, {arm}, seed {seed}: stopped, {one['failed']}; counted as far as it got"
                     for seed, one in entry["runs"].items()
                     if "failed" in one
                 ]
-        return cls(study, runs, notes)
+        return cls(study, runs, notes, sorted(sources))
 
     def seeds(self, cell: str, *arms: str) -> list[int]:
         """The seeds that all of these arms have in a cell."""
