@@ -284,6 +284,7 @@ def test_when_a_comparison_is_decided(values: list[float], outcome: str) -> None
         (["holds", "holds"], 1, "holds in part"),
         (["holds", "open"], 0, "holds in part"),
         (["open", "fails"], 0, "does not hold"),
+        (["open", "open"], 0, "open"),  # undecided is not refuted
     ],
     ids=str,
 )

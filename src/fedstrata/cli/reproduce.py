@@ -118,6 +118,7 @@ def _quick_note(whole: Study, study: Study, seeds: int) -> str:
 
 def _overview(results: Path) -> Table:
     from fedstrata.engines.local import available_workers
+    from fedstrata.reproductions.report import seeds_stored
     from fedstrata.reproductions.results import Results
     from fedstrata.reproductions.study import load_study, studies
 
@@ -127,13 +128,8 @@ def _overview(results: Path) -> Table:
         table.add_column(heading, no_wrap=heading in ("study", "stored"))
     for name in studies():
         study = load_study(name)
-        counts = Results.stored(study, results).all_seeds()
-        if not any(counts):
-            stored = "nothing"
-        elif min(counts) == max(counts):
-            stored = f"{counts[0]} seeds" if counts[0] > 1 else "1 seed"
-        else:
-            stored = f"{min(counts)} to {max(counts)} seeds"
+        found = Results.stored(study, results)
+        stored = seeds_stored(found) if any(found.all_seeds()) else "nothing"
         about = "at most" if study.stops_early() else "about"
         runs = str(len(study.cells) * len(study.arms) * study.seeds)
         table.add_row(

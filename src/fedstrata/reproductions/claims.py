@@ -2,7 +2,8 @@
 
 In one cell a comparison *holds* if every seed favours it, or, from five seeds on, if the 95 % bootstrap interval of the
 median difference lies on its side; it *fails* if the same is true of the other side, and is otherwise *open*. The
-claim holds if all of its comparisons hold, in part if some do, and does not hold if none does.
+claim holds if all of its comparisons hold, in part if some do, is open if all of them are (seeds that do not decide are
+no evidence against it), and otherwise does not hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Claim
 
 Outcome = Literal["holds", "open", "fails"]
-Verdict = Literal["holds", "holds in part", "does not hold", "not tested"]
+Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Ruling:
 
     @property
     def verdict(self) -> Verdict:
-        """In one of four words."""
+        """In a word or three."""
         held = self.count("holds")
         if not self.findings:
             return "not tested"
         if held == len(self.findings):
             return "holds" if not self.missing else "holds in part"
-        return "holds in part" if held else "does not hold"
+        if held:
+            return "holds in part"
+        return "does not hold" if self.count("fails") else "open"
 
     def count(self, outcome: Outcome) -> int:
         """How many comparisons came out so."""

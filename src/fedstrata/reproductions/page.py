@@ -24,8 +24,9 @@ All arms of a seed share partition, initial weights, client samples and batches,
 Below five seeds every seed's value is shown; from five on the median and a 95 % bootstrap interval of it. A target that
 was not reached within T rounds counts as “>T” and stays in. In one cell a comparison *holds* if every seed favours it
 (from five seeds on: if the interval of the paired differences does), it *fails* if they all speak against it, and is
-*open* otherwise. A claim *holds* if all of its comparisons hold, *in part* if some do, and *does not hold* if none
-does; *not tested* means that no results are stored.
+*open* otherwise. A claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (the
+seeds do not decide, which is no evidence against it), and *does not hold* otherwise; *not tested* means that no results
+are stored. “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
 """
 
 

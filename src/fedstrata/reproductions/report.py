@@ -41,10 +41,15 @@ def _measured_table(results: Results, name: str) -> TextTable:
     lines = [list(line) for line in zip(*columns, strict=True)]
     if len(study.arms) > len(study.cells):
         lines = columns
-    counts = sorted(set(results.all_seeds()))
-    seeds = f"{counts[0]}–{counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] != 1)}"
     unit = f" ({unit_of(what)})" if unit_of(what) else ""
-    return TextTable(f"{what.title}{unit}, {seeds}", lines[0], lines[1:])
+    return TextTable(f"{what.title}{unit}, {seeds_stored(results)}", lines[0], lines[1:])
+
+
+def seeds_stored(results: Results) -> str:
+    """How many of the planned seeds there are, from the arm that has the fewest to the one that has the most."""
+    fewest, most = min(results.all_seeds()), max(results.all_seeds())
+    stored = str(most) if fewest == most else f"{fewest} to {most}"
+    return f"{stored} of {results.study.seeds} seeds"
 
 
 def _measured(results: Results, name: str, cell: StudyCell, arm: str) -> str:
