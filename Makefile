@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check bench bench-quick format clean
+.PHONY: help install demo test check page bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+page: $(STAMP)  ## docs/reproductions.md, from the studies and results/
+	$(BIN)/fedstrata reproduce --page docs/reproductions.md
 
 BENCH_BIN := benchmarks/.venv/bin
 BENCH_STAMP := benchmarks/.venv/installed

@@ -24,9 +24,13 @@ from fedstrata.tasks.partitions import PARTITIONS
 @pytest.mark.parametrize(
     ("command", "mentioned"),
     [
-        ([], ["run", "compare", "show", "report", "export", "partition", "list", "data", "--version"]),
+        (
+            [],
+            ["run", "compare", "reproduce", "show", "report", "export", "partition", "list", "data", "--version"],
+        ),
         (["run"], ["--algorithm", "--set", "--seed", "--out", "--data", "--workers", "--resume", "quickstart"]),
         (["compare"], ["--algorithms", "--seeds", "--set", "--out", "--data", "--workers"]),
+        (["reproduce"], ["--list", "--quick", "--show", "--page", "--seeds", "--cells", "--results", "--data"]),
         (["show"], ["DIR"]),
         (["report"], ["DIR", "--out", "--open"]),
         (["export"], ["DIR", ".safetensors", "--data"]),

@@ -129,7 +129,7 @@ class Experiment(BaseModel):
         try:
             experiment = cls.model_validate(dict(table))
         except ValidationError as error:
-            raise _explain(error, cls) from None
+            raise explain(error, cls) from None
         experiment.build_algorithm()
         if experiment.task.function is None:
             build_partition(experiment.task.partition)
@@ -279,7 +279,7 @@ def set_key(table: dict[str, Any], key: str, value: Any) -> None:
     table[last] = value
 
 
-def _explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
+def explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
     """The first problem of a validation, in one line."""
     problem = error.errors()[0]
     where = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
