@@ -59,10 +59,14 @@ SYSTEMS = {
     ),
     "pfl": System(
         "pfl_research",
-        "SimulatedBackend, FederatedAveraging, WeightByDatapoints; the fastest of one thread, two threads, and two "
-        "processes under torchrun with balanced load",
-        {"1 thread": ["--threads", "1"], "2 threads": ["--threads", "2"], "2 processes": ["--threads", "1"]},
-        {"2 processes": ["-m", "torch.distributed.run", "--nproc-per-node=2"]},
+        "SimulatedBackend, FederatedAveraging, WeightByDatapoints; the faster of one thread and two",
+        {"1 thread": ["--threads", "1"], "2 threads": ["--threads", "2"]},
+    ),
+    "pfl (torchrun)": System(
+        "pfl_research",
+        "the same under torchrun: two processes of one thread each with balanced load, as its distributed simulations",
+        {"": ["--threads", "1"]},
+        {"": ["-m", "torch.distributed.run", "--nproc-per-node=2"]},
     ),
     "FedLab": System(
         "fedlab",

@@ -242,7 +242,7 @@ def test_what_cannot_be_stacked_falls_back_and_says_why(model: nn.Module, change
 def test_the_stack_fits_into_the_cache() -> None:
     """LogReg on MNIST has 7,850 numbers, 2 · 31,400 bytes a client: five, the most; the MLP's 159,010 fit once."""
     small, large = nn.Sequential(nn.Linear(784, 10)), nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 10))
-    assert stack_size(Layers.of(small)) == 10
+    assert stack_size(Layers.of(small)) == 20
     assert stack_size(Layers.of(large)) == 1
 
 
@@ -280,7 +280,7 @@ def test_the_choice_is_recorded_and_kept_on_resume(tiny: Any, tmp_path: Any) -> 
     run = fedstrata.run(tiny({"training.rounds": 2}), out=tmp_path / "run")
     assert run.directory.info["resolved"] == {
         "trainer": "stack",
-        "stack_size": 10,
+        "stack_size": 20,
         "why": "a plain perceptron under cross-entropy",
         "threads": 1,
         "dtype": "float32",

@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any
 
@@ -148,8 +149,7 @@ class _Crew:
             self._slot = {order.client: slot for slot, order in enumerate(orders)}
             self._home = {}
         queues = self._assign(units_of_work(orders, self._sizes, self._setup))
-        for at in range(len(self._team)):
-            self._next(at, queues)
+        self._next(range(len(self._team)), queues)
         while busy := {w.pipe: at for at, w in enumerate(self._team) if w.job is not None}:
             for pipe in wait(list(busy)):
                 at = busy[pipe]  # type: ignore[index]
@@ -161,7 +161,7 @@ class _Crew:
                 elif isinstance(replies, str):
                     order = unit[0]
                     replies = [Reply(order.kind, order.round, order.attempt, order.client, error=replies)]
-                self._next(at, queues)  # it goes on while we look at what it did
+                self._next([at], queues)  # it goes on while we look at what it did
                 yield from replies
 
     def _assign(self, units: list[list[Order]]) -> dict[int | None, deque[list[Order]]]:
@@ -172,18 +172,22 @@ class _Crew:
             queues[self._home.get(unit[0].client) if unit[0].kind == "upload" else None].append(unit)
         return queues
 
-    def _next(self, at: int, queues: dict[int | None, deque[list[Order]]]) -> None:
-        queue = queues[at] or queues[None]
-        if not queue:
-            return
-        unit, worker = queue.popleft(), self._team[at]
-        worker.job = unit
-        if unit[0].kind == "train":
-            self._home |= dict.fromkeys((order.client for order in unit), at)
-        packed = [_to_numpy(replace(order, model=None)) for order in unit]
-        slots = [self._slot.get(order.client, -1) for order in unit]
-        with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
-            worker.pipe.send((packed, slots, unit[0].model is not None))
+    def _next(self, which: Iterable[int], queues: dict[int | None, deque[list[Order]]]) -> None:
+        """Give some workers their next unit. They may take our place at once, so all is packed before any is sent."""
+        ready: list[tuple[_Worker, memoryview]] = []
+        for at in which:
+            queue, worker = queues[at] or queues[None], self._team[at]
+            if not queue:
+                continue
+            unit = worker.job = queue.popleft()
+            if unit[0].kind == "train":
+                self._home |= dict.fromkeys((order.client for order in unit), at)
+            packed = [_to_numpy(replace(order, model=None)) for order in unit]
+            slots = [self._slot.get(order.client, -1) for order in unit]
+            ready.append((worker, ForkingPickler.dumps((packed, slots, unit[0].model is not None))))
+        for worker, message in ready:
+            with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
+                worker.pipe.send_bytes(message)
 
     def _receive(self, at: int) -> list[Reply] | str:
         """What a worker answers; or how it died, in which case there is a new one in its place."""

@@ -29,13 +29,13 @@ from fedstrata.trainers.springs import is_due, mean_per_layer
 if TYPE_CHECKING:
     from fedstrata.client import Setup
 
-CACHE = 1 << 20
-"""Bytes of weights and gradients that a stack may take: about half of a core's second-level cache."""
+CACHE = 5 << 18
+"""Bytes of weights and gradients that a stack may take: a bit more than half of a core's second-level cache."""
 
-LARGEST = 10
+LARGEST = 20
 """Clients in a stack: more of them share the cost of a call further, but leave fewer stacks for the workers."""
 
-GATHERED, FEWEST_GATHERED = 1 << 18, 8
+GATHERED, FEWEST_GATHERED = 1 << 18, 16
 """Bytes of samples to gather in one go; but at least those of so many steps."""
 
 
