@@ -274,14 +274,15 @@ def main() -> None:
     def store() -> None:
         out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    if "compare" in parts:
-        for name in workloads:
-            results["workloads"][name] = compare(name, systems, repetitions, options)
-            store()
-    if "growth" in parts:
-        results["growth"] = growth(data)
     if "overheads" in parts:
         results["overheads"] = overheads(data)
+        store()
+    if "growth" in parts:
+        results["growth"] = growth(data)
+        store()
+    for name in workloads if "compare" in parts else ():
+        results["workloads"][name] = compare(name, systems, repetitions, options)
+        store()
     results["minutes"] = round((datetime.now() - now).total_seconds() / 60, 1)
     store()
     print("\n" + page.tables(results))
