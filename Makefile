@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check page bench bench-quick format clean
+.PHONY: help install demo demo-flower test test-deployment check page bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,8 +19,14 @@ install: $(STAMP)  ## a virtual environment with everything in it
 demo: $(STAMP)  ## FedAvg and FedLayerWise side by side on a sample of MNIST, in under two minutes
 	$(BIN)/fedstrata compare demo --algorithms fedavg,fedlayerwise --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(STAMP)  ## all tests
+demo-flower: $(STAMP)  ## the demo's recipe in a Flower simulation and on the local engine: the same weights
+	$(BIN)/python examples/flower_and_local.py runs/demo-flower-$$(date +%Y%m%d-%H%M%S)
+
+test: $(STAMP)  ## all tests but those of test-deployment
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-deployment: $(STAMP)  ## the tests that start Flower's own processes: simulations, nodes, faults
+	$(BIN)/python -m pytest -m deployment
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -66,7 +66,7 @@ def build_model(task: Task, seed: int, dtype: torch.dtype = torch.float32) -> nn
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     """An update that waits for the second exchange; round and attempt guard it."""
 
     round: int
@@ -85,7 +85,8 @@ class Client:
         travelling = setup.layers.views(torch.empty(setup.layers.numel, dtype=setup.layers.dtype))
         # Integer and non-persistent buffers do not travel; every order finds them as the first one did.
         self._other_buffers = {n: b.clone() for n, b in self.model.named_buffers() if n not in travelling}
-        self._kept: dict[int, _Kept] = {}
+        self.kept: dict[int, Kept] = {}
+        """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
         self._stack = StackTrainer(setup) if setup.trainer == "stack" else None
 
     def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
@@ -152,7 +153,7 @@ class Client:
         )
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
-            self._kept[order.client] = _Kept(order.round, order.attempt, size, update)
+            self.kept[order.client] = Kept(order.round, order.attempt, size, update)
             scores = setup.selection.score(update, layers).to(SCORE_DTYPE)
             return replace(reply, scores=scores)
         if order.answer == "units":
@@ -167,7 +168,7 @@ class Client:
     def _forget_other_rounds(self, order: Order) -> None:
         """An update that nobody asked for in its own round is of no more use."""
         now = (order.round, order.attempt)
-        self._kept = {client: kept for client, kept in self._kept.items() if (kept.round, kept.attempt) == now}
+        self.kept = {client: kept for client, kept in self.kept.items() if (kept.round, kept.attempt) == now}
 
     def _bound(self, flat: Tensor) -> nn.Module:
         """The model with the flat vector as its weights and everything else as at the start."""
@@ -180,7 +181,7 @@ class Client:
     # --- upload, evaluate ---------------------------------------------------------------------------------------
 
     def _upload(self, order: Order) -> Reply:
-        kept = self._kept.pop(order.client, None)
+        kept = self.kept.pop(order.client, None)
         if kept is None or (kept.round, kept.attempt) != (order.round, order.attempt):
             raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
         assert order.mask is not None
@@ -244,4 +245,4 @@ def _keep_units(update: Tensor, units: Tensor, layers: Layers) -> None:
     for layer in layers.layers:
         for entry in layer.entries:
             rows = update[entry.start : entry.stop].view(entry.units, -1)
-            rows.mul_(units[entry.first_unit : entry.first_unit + entry.units, None])
+            rows.masked_fill_(~units[entry.first_unit : entry.first_unit + entry.units, None], 0)

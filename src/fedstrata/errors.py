@@ -7,6 +7,7 @@ FedstrataError
 │   ├── RunDirectoryError   a run directory that is in use, damaged or of another version
 │   ├── RuleError           a user's rule that answers nonsense
 │   └── MissingExtra        an optional dependency that is not installed
+├── MessageError            a message that cannot be read; it costs the round one client only
 ├── ReplyError              a client's reply that the server refuses; costs the round that client only
 └── RoundFailed             too few usable replies after every attempt
 """
@@ -47,6 +48,10 @@ class MissingExtra(UserError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}: pip install 'fedstrata[{extra}]'")
+
+
+class MessageError(FedstrataError):
+    """A message that is not what it should be, with the reason."""
 
 
 class ReplyError(FedstrataError):

@@ -40,17 +40,28 @@ def evaluate(
             ]
     figures: Figures = {}
     for name, asked in orders.items():
-        replies = list(engine.exchange(asked))
-        broken = [reply for reply in replies if reply.error is not None]
-        good = sorted((r for r in replies if r.error is None and r.size > 0), key=lambda r: (r.client, r.part))
+        replies = {(reply.client, reply.part): reply for reply in engine.exchange(asked)}
+        broken = [problem for reply in replies.values() if (problem := _problem(reply, round, task.metric.name))]
+        answered = [reply for _, reply in sorted(replies.items()) if not _problem(reply, round, task.metric.name)]
+        good = [reply for reply in answered if reply.size > 0]
         if not good or (broken and name != "clients"):
-            reason = broken[0].error if broken else "nobody has any sample"
+            reason = broken[0] if broken else "nobody has any sample" if answered else "nobody answered"
             raise FedstrataError(f"evaluation on {name} failed in round {round}: {reason}")
         figures[name] = _combine(good, task.metric.name)
         if name == "clients":
             figures[name] |= _spread(good, task.metric.name)
             figures[name]["failed"] = float(len(asked) - len(good))
     return figures
+
+
+def _problem(reply: Reply, round: int, metric: str) -> str | None:
+    """Why a reply cannot be used; the server trusts nothing that a client says."""
+    if reply.error is not None:
+        return reply.error
+    if (reply.kind, reply.round) != ("evaluate", round):
+        return f"{reply.kind} of round {reply.round} instead of this evaluation"
+    missing = [name for name in ("loss", metric) if name not in reply.metrics]
+    return f"{missing[0]} is missing" if missing else None
 
 
 def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:

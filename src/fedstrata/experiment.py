@@ -80,12 +80,17 @@ class EngineConfig(BaseModel):
 
     model_config = _STRICT
 
-    name: Literal["local"] = Field("local", description="who carries orders to clients: this machine")
+    name: Literal["local", "flower"] = Field(
+        "local", description="who carries orders to clients: this machine, or Flower, simulated or deployed"
+    )
     trainer: Literal["auto", "client", "stack"] = Field(
         "auto", description="client: one client at a time; stack: several in one batched computation"
     )
     stack_size: int | None = Field(None, ge=1, description="most clients in a stack; by the model's size if not given")
     workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
+    timeout: float = Field(
+        600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
 

@@ -19,6 +19,10 @@ from fedstrata.layers import Layers
 SCHEMA = 1
 """Version of orders and replies; an engine that puts them on a wire sends it along."""
 
+Kind = Literal["train", "upload", "evaluate"]
+Answer = Literal["layers", "scores", "units"]
+Fault = Literal["failed", "refused", "no reply"]
+
 INDEX_BYTES = 4
 SCORE_DTYPE = torch.float32
 
@@ -32,13 +36,13 @@ class Order:
     the held-out data, or, for the server (`client = SERVER`), on one `part` of a named data set.
     """
 
-    kind: Literal["train", "upload", "evaluate"]
+    kind: Kind
     round: int
     attempt: int
     client: int
     model: Tensor | None = None
     objective_state: Mapping[str, Tensor] = field(default_factory=dict)
-    answer: Literal["layers", "scores", "units"] = "layers"
+    answer: Answer = "layers"
     mask: Tensor | None = None
     work: int = 1
     """How many local epochs (or steps, if the plan counts steps) to do: fewer for a straggler."""
@@ -55,7 +59,7 @@ class Order:
 class Reply:
     """What a client answers. `update` has zeros where nothing was sent; `error` says why there is nothing."""
 
-    kind: Literal["train", "upload", "evaluate"]
+    kind: Kind
     round: int
     attempt: int
     client: int
@@ -69,6 +73,8 @@ class Reply:
     """The mean stiffness of each layer's spring when training ended, for the record only."""
     part: tuple[int, int] = (0, 1)
     error: str | None = None
+    fault: Fault = "failed"
+    """What an `error` is: the client failed, or the engine could not read its reply, or there was none."""
 
     def upload_bytes(self, layers: Layers) -> Tensor:
         """What came up of each layer, int64 [L]: whole layers, or units and their indices."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,10 @@ from fedstrata.checks import BadValue
 from fedstrata.cohort import Cohort, cut
 from fedstrata.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.layers import Layers
-from fedstrata.messages import SCORE_DTYPE, Order, Reply, check_reply
+from fedstrata.messages import SCORE_DTYPE, Answer, Order, Reply, check_reply
 from fedstrata.training import Training
 
-ANSWERS: dict[str, Literal["layers", "scores", "units"]] = {
+ANSWERS: dict[str, Answer] = {
     "before": "layers",
     "after_scores": "scores",
     "on_client": "units",
@@ -354,7 +354,7 @@ class _Attempt:
             try:
                 check_reply(reply, order, self.plan.layers)
             except ReplyError as problem:
-                self.status[at] = f"refused: {problem}" if reply.error is None else f"failed: {problem}"
+                self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
                 continue
             self.status[at] = "ok"
             self.ledger.up += reply.upload_bytes(self.plan.layers)

@@ -6,12 +6,15 @@ print(run.summary(), run.figures(5)["divergence"])
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +28,24 @@ from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms import to_table
 from fedstrata.client import Setup, build_model
 from fedstrata.engines.local import LocalEngine
-from fedstrata.errors import RecipeError, RunDirectoryError
+from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
 from fedstrata.evaluation import Figures, evaluate
 from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
-from fedstrata.rounds import Plan, RoundRecord, ServerState, fit, initial_state, settle
+from fedstrata.rounds import Engine, Plan, RoundRecord, ServerState, fit, initial_state, settle
 from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
 from fedstrata.tasks.task import ACCURACY, MOST_COUNTED, Metric, Task
 from fedstrata.trainers.choice import Choice, choose
 
-CHANGEABLE_ON_RESUME = ("training.rounds", "evaluation.target", "evaluation.stop_at_target", "engine.workers")
+CHANGEABLE_ON_RESUME = (
+    "training.rounds",
+    "evaluation.target",
+    "evaluation.stop_at_target",
+    "engine.workers",
+    "engine.timeout",
+)
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
 Line = dict[str, Any]
@@ -53,16 +62,18 @@ class Prepared:
     model: nn.Module
     layers: Layers
     choice: Choice
+    data: Path | None = None
+    """Where its data sets were looked for, if not in the usual place."""
 
     @property
     def plan(self) -> Plan:
         """What `fit` needs."""
         return Plan(self.layers, self.experiment.training, self.experiment.seed, self.experiment.record.layers)
 
-    def engine(self) -> LocalEngine:
-        """The engine the experiment asks for."""
-        config = self.experiment.engine
-        setup = Setup(
+    @property
+    def setup(self) -> Setup:
+        """What a client needs."""
+        return Setup(
             task=self.task,
             layers=self.layers,
             objective=self.algorithm.objective,
@@ -70,13 +81,33 @@ class Prepared:
             training=self.experiment.training,
             seed=self.experiment.seed,
             model=self.model,
-            device=config.device,
+            device=self.experiment.engine.device,
             record=self.experiment.record.layers,
             evaluation_batch=self.experiment.evaluation.batch_size,
             trainer=self.choice.trainer,
             stack_size=self.choice.stack_size,
         )
-        return LocalEngine(setup, config.workers)
+
+    @property
+    def agreement(self) -> str:
+        """A digest of what a client must have in common with its server, wherever each has its recipe from."""
+        local = {"epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"}
+        common = {
+            "seed": self.experiment.seed,
+            "algorithm": self.experiment.algorithm,
+            "training": self.experiment.training.model_dump(mode="json", include=local),
+            "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
+            "dtype": str(self.layers.dtype),
+        }
+        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
+
+    def engine(self) -> AbstractContextManager[Engine]:
+        """The engine the experiment asks for."""
+        if self.experiment.engine.name == "flower":
+            from fedstrata.engines.flower.simulation import FlowerSimulation
+
+            return FlowerSimulation(self)
+        return LocalEngine(self.setup, self.experiment.engine.workers)
 
     def first_state(self) -> ServerState:
         """The server before round 1."""
@@ -86,6 +117,12 @@ class Prepared:
 def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
     """Load the data and build the model; everything that can be wrong before the first round is found here."""
     evaluation = experiment.evaluation
+    if experiment.engine.name == "flower":
+        if find_spec("flwr") is None:
+            raise MissingExtra("flwr", "flower", "engine.name = 'flower'")
+        if experiment.task.function == PYTHON_TASK:
+            problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
+            raise RecipeError("engine.name", "flower", problem)
     if task is None:
         held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
         task = build_task(experiment.task, experiment.seed, held_out, data)
@@ -108,8 +145,9 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
     layers = Layers.of(model, experiment.grouping())
+    on_flower = experiment.engine.name == "flower"
     choice = choose(
-        experiment.engine.trainer,
+        "client" if on_flower else experiment.engine.trainer,
         experiment.engine.stack_size,
         task=task,
         model=model,
@@ -117,7 +155,9 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
         objective=algorithm.objective,
         device=device,
     )
-    return Prepared(experiment, task, algorithm, model, layers, choice)
+    if on_flower:
+        choice = replace(choice, why="a client of Flower is on its own")
+    return Prepared(experiment, task, algorithm, model, layers, choice, data)
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
@@ -154,19 +194,31 @@ class Run:
                 update={"task": experiment.task.model_copy(update={"function": PYTHON_TASK})}
             )
         prepared = prepare(experiment, task, data)
-        path = Path(out) if out is not None else default_directory(experiment)
-        RunDirectory.create(path, experiment, _describe(prepared), prepared.first_state())
-        return cls(path), prepared
+        return cls.start(prepared, out), prepared
 
-    def rounds(self, prepared: Prepared | None = None, **sources: Any) -> Iterator[Line]:
-        """Run what is left of the experiment and yield each round's history line when it is stored."""
+    @classmethod
+    def start(cls, prepared: Prepared, out: str | Path | None = None) -> Run:
+        """Make the run directory of what is prepared."""
+        path = Path(out) if out is not None else default_directory(prepared.experiment)
+        RunDirectory.create(path, prepared.experiment, _describe(prepared), prepared.first_state())
+        return cls(path)
+
+    def prepare(self, **sources: Any) -> Prepared:
+        """Load what the run needs to go on, with the trainer it began with."""
+        resolved = self.directory.info["resolved"]
+        choice = Choice(resolved["trainer"], resolved["stack_size"], resolved["why"])
+        return replace(prepare(self.experiment, **sources), choice=choice)
+
+    def rounds(self, prepared: Prepared | None = None, engine: Engine | None = None, **sources: Any) -> Iterator[Line]:
+        """Run what is left of the experiment and yield each round's history line when it is stored.
+
+        An `engine` that is given already runs; otherwise the experiment's own is started, and stopped at the end.
+        """
         directory = self.directory
         with ExitStack() as stack:
             stack.enter_context(locked(directory.path))
             if prepared is None:
-                resolved = directory.info["resolved"]
-                choice = Choice(resolved["trainer"], resolved["stack_size"], resolved["why"])
-                prepared = replace(prepare(directory.experiment, **sources), choice=choice)
+                prepared = self.prepare(**sources)
             whole = directory.latest(prepared.layers)  # the last state whose line is in the history
             directory.rewind(whole.round)
             past = directory.history()
@@ -174,7 +226,7 @@ class Run:
                 return
             upload = past[-1]["upload_total"] if past else 0
             stored = whole.round  # the last checkpoint
-            engine = stack.enter_context(prepared.engine())
+            engine = stack.enter_context(prepared.engine() if engine is None else nullcontext(engine))
             config, settings = prepared.experiment.evaluation, prepared.experiment.record
             rounds = prepared.experiment.training.rounds
             try:

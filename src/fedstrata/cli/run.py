@@ -23,6 +23,9 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Where data sets are; else $FEDSTRATA_DATA, else the user's."),
 ]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="local, or flower (a simulation): changes who computes, not the result.")
+]
 Workers = Annotated[int | None, typer.Option("--workers", help="Processes to use; changes the speed, not the result.")]
 
 
@@ -38,6 +41,7 @@ def run_command(
     seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run directory to make.")] = None,
     data: Data = None,
+    engine: Engine = None,
     workers: Workers = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Continue a run that was stopped, or extend one.")
@@ -53,6 +57,8 @@ def run_command(
 
     fedstrata run quickstart --set algorithm.objective.name=fedlap --set algorithm.weighting.name=fedlayerwise
 
+    fedstrata run quickstart --engine flower
+
     fedstrata run fedadp-mnist-5iid-5x1 --data DIR
 
     fedstrata run --resume runs/… --set training.rounds=100
@@ -63,9 +69,16 @@ def run_command(
     from fedstrata.runs import Run, reopen
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    changes += [f"engine.name={engine}"] if engine is not None else []
     console = Console()
     if resume is not None:
-        for name, value in (("RECIPE", recipe), ("--algorithm", algorithm), ("--seed", seed), ("--out", out)):
+        for name, value in (
+            ("RECIPE", recipe),
+            ("--algorithm", algorithm),
+            ("--seed", seed),
+            ("--out", out),
+            ("--engine", engine),
+        ):
             if value is not None:
                 raise UserError(f"{name} = {str(value)!r}: does not go with --resume, which keeps the run's own recipe")
         old = reopen(resume, changes)

@@ -103,7 +103,7 @@ def export_command(
     file: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
     data: Data = None,
 ) -> None:
-    """Write a run's model as safetensors: a whole state dict, ready for load_state_dict."""
+    """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict."""
     from fedstrata.runs import Run
 
     Run(directory).export(file, data=data)

@@ -258,7 +258,7 @@ def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inheri
     for other in inherited:  # or a pipe would stay open after the parent's death
         other.close()
     torch.set_num_threads(1)
-    _keep_memory()
+    keep_memory()
     client, post = Client(setup), _Post(model, updates)
     with suppress(EOFError, OSError):
         while True:
@@ -268,7 +268,7 @@ def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inheri
     os._exit(0)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Ask glibc not to give freed memory back: a training step frees what the next one needs again."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)

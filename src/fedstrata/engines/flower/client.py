@@ -1,0 +1,133 @@
+"""The ClientApp: a node answers orders for its one client, with the same `Client` as every engine.
+
+What a node does is configured on its own side: `recipe` (a path or a name), `data` (where data sets are) and
+`partition-id` (which client it is) in its node config. In a simulation, where node configs have no room for them, the
+first two come from the environment. Nothing that arrives in a message names code or data.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedstrata.client import Client, Kept
+from fedstrata.engines.flower.codec import (
+    Hello,
+    decode_array,
+    decode_order,
+    encode_array,
+    encode_hello,
+    encode_reply,
+)
+from fedstrata.engines.local import keep_memory
+from fedstrata.errors import RecipeError
+from fedstrata.experiment import load
+from fedstrata.messages import Order, Reply
+from fedstrata.runs import prepare
+
+RECIPE, DATA = "FEDSTRATA_FLOWER_RECIPE", "FEDSTRATA_FLOWER_DATA"
+
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Say which client this is."""
+    own = _own(context)
+    return Message(encode_hello(Hello(own.client, own.size, own.held_out, own.agreement)), reply_to=message)
+
+
+@app.train()
+@app.query("upload")
+@app.evaluate()
+def answer(message: Message, context: Context) -> Message:
+    """Carry out an order; a failure is a reply with an error."""
+    own = _own(context)
+    layers = own.answers.setup.layers
+    order = decode_order(message.content, layers)
+    problem = _objection(order, own, context.state)
+    if problem is not None:
+        reply = Reply(order.kind, order.round, order.attempt, order.client, error=problem)
+    else:
+        context.state["latest"] = ConfigRecord({"round": order.round, "attempt": order.attempt})
+        own.answers.kept = _kept(order.client, context.state)
+        reply = own.answers.answer(order)
+        _keep(own.answers.kept.get(order.client), context.state)
+    return Message(encode_reply(reply, layers), reply_to=message)
+
+
+def _objection(order: Order, own: _Own, state: RecordDict) -> str | None:
+    """Why an order is not carried out."""
+    if order.client != own.client:
+        return f"order for client {order.client}, this node has client {own.client}"
+    most = own.answers.setup.training.full_work
+    if order.work > most:
+        return f"work = {order.work}, this node's recipe has {most}"
+    if (seen := state.config_records.get("latest")) is not None:
+        latest = (int(seen["round"]), int(seen["attempt"]))  # type: ignore[arg-type]
+        if (order.round, order.attempt) < latest:
+            return f"late: round {latest[0]}, attempt {latest[1]} has begun"
+    return None
+
+
+# --- what this node is ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Own:
+    client: int
+    size: int
+    held_out: int
+    agreement: str
+    answers: Client
+
+
+def _own(context: Context) -> _Own:
+    config = context.node_config
+    recipe = config.get("recipe") or os.environ.get(RECIPE)
+    data = config.get("data") or os.environ.get(DATA)
+    client = config.get("partition-id")
+    if not recipe:
+        raise RecipeError("recipe", recipe, "this node's config does not say which recipe it follows")
+    if type(client) is not int or client < 0:
+        raise RecipeError("partition-id", client, "this node's config does not say which client it is")
+    answers, agreement = _load(str(recipe), str(data) if data else None)
+    task = answers.setup.task
+    if client >= len(task.clients):
+        raise RecipeError("partition-id", client, f"the recipe has {len(task.clients)} clients")
+    held_out = 0 if task.held_out is None else len(task.client_held_out(client))
+    return _Own(client, len(task.client(client)), held_out, agreement, answers)
+
+
+@cache
+def _load(recipe: str, data: str | None) -> tuple[Client, str]:
+    """The task and a model, once per process: an actor of a simulation answers for many nodes."""
+    experiment = load(recipe, settings={"engine.name": "flower"})
+    prepared = prepare(experiment, data=Path(data) if data else None)
+    keep_memory()
+    return Client(prepared.setup), prepared.agreement
+
+
+# --- between two exchanges -----------------------------------------------------------------------------------------
+# A node's process may end, or serve another node, before the second exchange. Its context stays with the node.
+
+
+def _keep(kept: Kept | None, state: RecordDict) -> None:
+    for name in ("kept", "update"):
+        state.pop(name, None)
+    if kept is not None:
+        state["kept"] = ConfigRecord({"round": kept.round, "attempt": kept.attempt, "size": kept.size})
+        state["update"] = ArrayRecord({"update": encode_array(kept.update)})
+
+
+def _kept(client: int, state: RecordDict) -> dict[int, Kept]:
+    control, arrays = state.config_records.get("kept"), state.array_records.get("update")
+    if control is None or arrays is None:
+        return {}
+    update = decode_array("update", arrays["update"])
+    return {client: Kept(int(control["round"]), int(control["attempt"]), int(control["size"]), update)}  # type: ignore[arg-type]

@@ -1,0 +1,260 @@
+"""The engine over Flower's Grid, and the ServerApp that runs an experiment with it.
+
+Clients are numbered as in the recipe; which node has which one, the nodes say themselves when they are first seen. A
+node that is silent, gone or talks nonsense costs the round its own client only, and the record says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from fedstrata import rng
+from fedstrata.client import Client
+from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
+from fedstrata.errors import DataError, FedstrataError, MessageError, RecipeError, UserError
+from fedstrata.experiment import load
+from fedstrata.messages import Fault, Kind, Order, Reply
+from fedstrata.rounds import settle
+from fedstrata.runs import Prepared, Run, prepare
+
+MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
+HELLO = "query.hello"
+
+_EXPIRED = 3
+_FAILURES = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: "the app cannot be installed"}
+_SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
+"""Flower's error codes. A failure would happen again; silence is worth another attempt."""
+
+_log = logging.getLogger("fedstrata")
+
+
+class FlowerEngine:
+    """Carries orders to the nodes of a Grid."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        prepared: Prepared,
+        clients: int,
+        *,
+        timeout: float,
+        poll: float = 0.1,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for."""
+        self.sizes = np.zeros(clients, dtype=np.int64)
+        self.held_out_sizes = np.zeros(clients, dtype=np.int64)
+        self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
+        self._layers, self._agreement = prepared.layers, prepared.agreement
+        self._server = Client(prepared.setup)  # the server's own data sets are measured here
+        self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
+        self._met: dict[int, Hello] = {}  # in the order in which they came
+        self._strange: dict[int, str] = {}  # why a node cannot take part
+        self._online: set[int] = set()
+
+    # --- orders -----------------------------------------------------------------------------------------------------
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        """Send every order to its client's node, and wait for the replies until time is up."""
+        remote = [order for order in orders if order.client != rng.SERVER]
+        yield from (self._server.answer(order) for order in orders if order.client == rng.SERVER)
+        if not remote:
+            return
+        self._greet()
+        holders = self._holders()
+        model = None if remote[0].model is None else encode_model(remote[0].model, self._layers)
+        waiting: dict[str, Order] = {}
+        unsent = []
+        for order in remote:
+            content = encode_order(order, self._layers, model if order.model is remote[0].model else None)
+            node = holders.get(order.client)
+            message = None if node is None else self._push(node, MESSAGE_TYPES[order.kind], content, self._timeout)
+            if message is None:
+                unsent.append(order)
+            else:
+                waiting[message] = order
+        yield from (_empty(order, "no node that is online has this client", "no reply") for order in unsent)
+        deadline = time.monotonic() + self._timeout
+        while waiting:
+            replies = self._pull(waiting)
+            for answered, reply in replies.items():
+                yield self._read(waiting.pop(answered), reply)
+            if waiting and time.monotonic() > deadline:
+                break
+            if waiting and not replies:
+                self._check()
+                time.sleep(self._poll)
+        yield from (self._late(order) for order in waiting.values())
+
+    def _read(self, order: Order, message: Message) -> Reply:
+        if message.has_error():
+            if message.error.code == _EXPIRED:
+                return self._late(order)
+            fault: Fault = "no reply" if message.error.code in _SILENCE else "failed"
+            return _empty(order, _explain(message.error), fault)
+        try:
+            reply = decode_reply(message.content, self._layers)
+            if reply.client != order.client:
+                raise MessageError(f"client = {reply.client}, asked for {order.client}")
+        except MessageError as problem:
+            return _empty(order, str(problem), "refused")
+        return reply
+
+    def _late(self, order: Order) -> Reply:
+        return _empty(order, f"nothing within {self._timeout:g} s", "no reply")
+
+    # --- nodes ------------------------------------------------------------------------------------------------------
+
+    def wait_for(self, clients: int, patience: float) -> None:
+        """Wait until so many clients have a node."""
+        deadline, told = time.monotonic() + patience, -1
+        while True:
+            self._greet()
+            self._pull(())
+            here = len(self._holders())
+            if here >= clients:
+                return
+            if time.monotonic() > deadline:
+                reasons = "".join(f"; {why}" for why in self._strange.values())
+                raise FedstrataError(f"waited {patience:g} s for {clients} clients, {here} are here{reasons}")
+            if here != told:
+                _log.info("waiting for %d clients, %d are here", clients, here)
+                told = here
+            self._check()
+            time.sleep(self._poll)
+
+    def _greet(self) -> None:
+        """Ask every node that was not here before who it is."""
+        self._online = set(self._grid.get_node_ids())
+        for node in sorted(self._online - set(self._met) - set(self._strange) - set(self._asked.values())):
+            message = self._push(node, HELLO, RecordDict(), lifetime=None)
+            if message is not None:
+                self._asked[message] = node
+
+    def _introduce(self, node: int, message: Message) -> None:
+        if message.has_error():
+            _log.warning("node %d: %s", node, _explain(message.error))
+            return  # it is asked again
+        try:
+            hello = decode_hello(message.content)
+            if hello.client >= len(self.sizes):
+                raise MessageError(f"client = {hello.client}, there are only {len(self.sizes)}")
+            if hello.agreement != self._agreement:
+                raise MessageError(f"client {hello.client} has another recipe than the server")
+        except MessageError as problem:
+            self._strange[node] = f"node {node}: {problem}"
+            _log.warning("%s", self._strange[node])
+            return
+        self._met[node] = hello
+        self._holders()
+
+    def _holders(self) -> dict[int, int]:
+        """Each client's node. Whoever came first keeps a client for as long as it is online."""
+        holders: dict[int, int] = {}
+        for node, hello in self._met.items():
+            if node in self._online and hello.client not in holders:
+                holders[hello.client] = node
+                self.sizes[hello.client], self.held_out_sizes[hello.client] = hello.size, hello.held_out
+        return holders
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _push(self, node: int, kind: str, content: RecordDict, lifetime: float | None) -> str | None:
+        """Send a message and return its id. What nobody fetches in its lifetime is not carried out later."""
+        message = Message(content, dst_node_id=node, message_type=kind, ttl=lifetime)
+        return next(iter(self._grid.push_messages([message])), None)
+
+    def _pull(self, waiting: Collection[str]) -> dict[str, Message]:
+        """What has come for these messages; introductions are taken in on the way."""
+        replies = {}
+        wanted = [*waiting, *self._asked]
+        for message in self._grid.pull_messages(wanted) if wanted else ():
+            about = message.metadata.reply_to_message_id
+            if about in self._asked:
+                self._introduce(self._asked.pop(about), message)
+            elif about in waiting:
+                replies[about] = message
+        return replies
+
+
+def _empty(order: Order, error: str, fault: Fault) -> Reply:
+    return Reply(order.kind, order.round, order.attempt, order.client, error=error, fault=fault)
+
+
+def _explain(error: Error) -> str:
+    what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
+    detail = " ".join((error.reason or "").split())[:300]
+    return f"{what}: {detail}" if detail else what
+
+
+# --- the ServerApp -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RemoteData(Sequence[Any]):
+    """Clients' data as the server knows it: how much there is, and no more."""
+
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        raise DataError(f"client {client}'s data is on its own node")
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run an experiment, or go on with one that was interrupted (docs/flower.md has the keys of the run config)."""
+    logging.basicConfig(format="%(message)s")
+    _log.setLevel(logging.INFO)
+    for line in serve(grid, context.run_config):
+        metrics = "".join(f", {on} loss {values['loss']:.4f}" for on, values in line["metrics"].items())
+        lost = "".join(f"; client {who['client']}: {who['why']}" for who in line["lost"])
+        _log.info("round %d, %d of %d replies%s%s", line["round"], line["replies"], line["clients"], metrics, lost)
+
+
+def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rounds of the run in `out`, which is made if it is not there."""
+    out = Path(_text(config, "out"))
+    if not out.is_absolute():
+        raise RecipeError("out", str(out), "must be an absolute path on the server")
+    data = Path(str(config["data"])) if config.get("data") else None
+    old = Run(out) if (out / "run.json").exists() else None
+    if old is not None:
+        prepared = old.prepare(data=data)
+    else:
+        prepared = prepare(load(_text(config, "recipe"), settings={"engine.name": "flower"}), data=data)
+    clients = int(config.get("clients") or len(prepared.task.clients))
+    engine = FlowerEngine(grid, prepared, clients, timeout=prepared.experiment.engine.timeout, poll=0.2)
+    engine.wait_for(int(config.get("min-clients") or clients), float(config.get("wait") or 600))
+    prepared = _with_remote_data(prepared, engine)
+    run = old or Run.start(prepared, out)
+    yield from run.rounds(prepared, engine)
+
+
+def _with_remote_data(prepared: Prepared, engine: FlowerEngine) -> Prepared:
+    """The server's task, with the clients' data where it is, and the algorithm settled for these clients."""
+    held_out = RemoteData(engine.held_out_sizes) if engine.held_out_sizes.any() else None
+    task = replace(prepared.task, clients=RemoteData(engine.sizes), held_out=held_out)
+    cohort = prepared.experiment.training.cohort_size(int((engine.sizes > 0).sum()))
+    return replace(prepared, task=task, algorithm=settle(prepared.experiment.build_algorithm(), cohort))
+
+
+def _text(config: Mapping[str, Any], key: str) -> str:
+    value = config.get(key)
+    if not isinstance(value, str) or not value:
+        raise UserError(f"the run config's {key} = {value!r}: must be a path or a name")
+    return value

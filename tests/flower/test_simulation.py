@@ -1,0 +1,117 @@
+"""Flower's own simulation, with Ray: the local engine's bits, real faults, and a process that is killed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("ray")
+
+import fedstrata
+from fedstrata.algorithms import NAMED
+from fedstrata.runs import Run
+
+pytestmark = pytest.mark.deployment
+
+Same = Callable[..., None]
+
+
+def on_both(path: Path, out: Path, algorithm: str | None = None, **settings: Any) -> tuple[Run, Run]:
+    """The same recipe in a simulation and on the local engine."""
+    flower = {**settings, "engine.name": "flower", "engine.workers": 2}
+    local = {**settings, "engine.trainer": "client"}
+    return (
+        fedstrata.run(path, algorithm=algorithm, settings=flower, out=out / "flower"),
+        fedstrata.run(path, algorithm=algorithm, settings=local, out=out / "local"),
+    )
+
+
+@pytest.mark.parametrize("algorithm", NAMED)
+def test_every_algorithm_ends_in_the_local_engines_run(
+    algorithm: str, recipe: Callable[..., Path], tmp_path: Path, same_run: Same
+) -> None:
+    flower, local = on_both(recipe({"evaluation.on": ["test", "clients"]}), tmp_path, algorithm)
+    assert flower.summary() == local.summary()
+    same_run(flower.path, local.path, recipe=False)
+
+
+FAULTY = '''
+import time
+import torch
+import fedstrata
+
+
+class Shard:
+    """Client 1 raises, client 2 sleeps, client 3 has a sample that is not a number; client 0 and 4 are well."""
+
+    def __init__(self, client):
+        self.client = client
+        self.inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(client))
+        if client == 3:
+            self.inputs[:] = float("nan")
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def batch(self, indices):
+        if self.client == 1:
+            raise OSError("disk on fire")
+        if self.client == 2:
+            time.sleep(3600)
+        return self.inputs[indices], torch.from_numpy(indices) % 2
+
+
+def task():
+    test = Shard(0)
+    return fedstrata.Task(
+        model=lambda: torch.nn.Linear(3, 2), clients=[Shard(k) for k in range(5)], evaluation={"test": test}
+    )
+'''
+
+
+def test_clients_that_raise_sleep_or_send_nan_cost_the_round_themselves_only(
+    user_module: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    user_module("faulty", FAULTY)
+    table = {"name": "faulty", "task": {"function": "faulty:task"}, "training": {"rounds": 1}}
+    settings = {"engine.name": "flower", "engine.workers": 2, "engine.timeout": 4.0}
+    run = fedstrata.run(table, settings=settings, out=tmp_path / "run")
+    [line] = run.history()
+    assert line["replies"] == 2
+    why = {lost["client"]: lost["why"] for lost in line["lost"]}
+    assert why.keys() == {1, 2, 3}
+    assert why[1].startswith("failed: OSError: disk on fire (faulty.py")
+    assert why[2] == "no reply: nothing within 4 s"
+    assert why[3] == "refused: update is not finite"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_is_killed_goes_on_and_ends_the_same(
+    how: signal.Signals, recipe: Callable[..., Path], tmp_path: Path, spawn: Any, same_run: Same
+) -> None:
+    """FedLDF, killed when two rounds are stored, against a local run that was never stopped."""
+    path, out = recipe({"training.rounds": 60}), tmp_path / "flower"
+    common = ["--algorithm", "fedldf:n=2", "--set", "engine.trainer=client"]
+    process = spawn("run", path, *common, "--engine", "flower", "--out", out)
+    wait_until(lambda: (out / "history.jsonl").exists() and len(Run(out).history()) >= 2, process)
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode == (-how if how == signal.SIGKILL else 130)
+    assert 2 <= len(Run(out).history()) < 60
+    fedstrata.resume(out)
+    local = fedstrata.run(path, algorithm="fedldf:n=2", settings={"engine.trainer": "client"}, out=tmp_path / "local")
+    same_run(out, local.path, recipe=False)
+
+
+def wait_until(condition: Callable[[], bool], process: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
