@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,12 @@ from helpers_flower import FakeGrid, array_app, helped_app, record_bytes, stock_
 from helpers_math import image_task, run
 from torch import nn
 
+import fedstrata.flower
 from fedstrata import algorithms
 from fedstrata.algorithm import Algorithm
 from fedstrata.checks import BadValue
 from fedstrata.client import build_model
-from fedstrata.errors import RecipeError
+from fedstrata.errors import MissingExtra, RecipeError
 from fedstrata.flower import Spring, Strategy
 from fedstrata.layers import Layers
 from fedstrata.objectives import FedLap, FedProx, Plain
@@ -415,6 +419,8 @@ def test_arrays_that_cannot_be_grouped(options: Any, arrays: Any, reason: str) -
 
 
 def test_what_a_strategy_refuses() -> None:
+    with pytest.raises(RecipeError, match=r"must be an Algorithm, like fedstrata.fedlayerwise\(\)"):
+        Strategy(algorithms.fedlayerwise)
     with pytest.raises(RecipeError, match=r"NeuronPruning.*picks units on the client"):
         Strategy(algorithms.neuron_pruning())
     with pytest.raises(BadValue, match="min_replies"):
@@ -435,7 +441,7 @@ def test_a_model_that_changes_its_shape_between_rounds() -> None:
     strategy = Strategy(algorithms.fedavg())
     grid = FakeGrid(dict.fromkeys([1, 2], array_app(lambda arrays, node: (arrays, {"num-examples": 1}))))
     strategy.configure_train(1, ArrayRecord([np.ones(2)]), ConfigRecord(), grid)
-    with pytest.raises(RecipeError, match="other names, shapes or dtypes"):
+    with pytest.raises(RecipeError, match="other names, shapes or dtypes than before"):
         strategy.configure_train(2, ArrayRecord([np.ones(3)]), ConfigRecord(), grid)
 
 
@@ -480,6 +486,35 @@ def test_an_acknowledgement_of_something_else_is_refused() -> None:
     assert [word for word in strategy.records[0].status if word != "ok"] == [
         """refused: the client did not apply fedprox: it acknowledged '{"name": "fedprox", "mu": 0.0}'"""
     ]
+
+
+def test_an_objective_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes by its entry point's name, on a client that has the package too."""
+    (tmp_path / "held.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedstrata.objectives import FedProx\n\n\n"
+        "@dataclass(frozen=True)\nclass Held(FedProx):\n    extra: float = 0.0\n"
+    )
+    information = tmp_path / "held-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: held\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[fedstrata.objectives]\nheld_back = held:Held\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    held = importlib.import_module("held")
+    strategy = Strategy(Algorithm(held.Held(mu=0.5), Everything(), SampleSize()))
+    result, grid = start(strategy, helped(), rounds=1)
+    assert '"held_back"' in grid.sent[0].content["fedstrata"]["objective"]
+    random.seed(0)
+    prox, _ = start(Strategy(algorithms.fedprox(mu=0.5)), helped(), rounds=1)
+    assert result.arrays["fc.weight"].data == prox.arrays["fc.weight"].data
+
+
+def test_without_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(MissingExtra, match=r"needs flwr: pip install 'fedstrata\[flower\]'"):
+            importlib.reload(fedstrata.flower)
+    importlib.reload(fedstrata.flower)
 
 
 @pytest.mark.parametrize("name", ["fedldf", "random_layers"])

@@ -46,7 +46,7 @@ def installed_name(field: str, rule: Any, builtin: Mapping[str, Any]) -> str:
         if known is cls:
             return name
     for entry in _entry_points(field):
-        if entry.value == f"{cls.__module__}:{cls.__qualname__}":
+        if entry.name not in builtin and entry.load() is cls:
             return entry.name
     kind = field.split(".")[-2]
     raise RecipeError(field, cls.__name__, f"has no plain name: register it as an entry point of fedstrata.{kind}s")
