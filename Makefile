@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check bench bench-quick format clean
+.PHONY: help install demo test test-deployment check bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,8 +19,11 @@ install: $(STAMP)  ## a virtual environment with everything in it
 demo: $(STAMP)  ## FedAvg and FedLayerWise side by side on a sample of MNIST, in under two minutes
 	$(BIN)/fedstrata compare demo --algorithms fedavg,fedlayerwise --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(STAMP)  ## all tests
+test: $(STAMP)  ## all tests but those of test-deployment
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
+	$(BIN)/python -m pytest -m deployment
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr.supercore.task_identity import TaskIdentity
 from helpers_flower import FakeGrid, array_app, helped_app, record_bytes, stock_app
 from helpers_math import image_task, run
+from test_flower_quickstart import DROP_IN
 from torch import nn
 
 import fedstrata.flower
@@ -616,3 +617,15 @@ def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytes
     )
     with pytest.raises(RecipeError, match="'evil_rule:Rule': unknown"):
         app(message, FakeGrid({1: app}).contexts[1])
+
+
+def test_the_drop_in_is_what_the_documents_show() -> None:
+    """At most five lines of quickstart-pytorch change; test_flower_quickstart.py runs it with exactly these."""
+    added = [line for lines in DROP_IN.values() for line in lines if line[0] == "+"]
+    assert len(added) <= 5
+    here = Path(__file__).parent.parent
+    for document in ("README.md", "docs/flower-strategy.md"):
+        text = (here / document).read_text(encoding="utf-8")
+        for line in DROP_IN["pytorchexample/server_app.py"]:
+            assert f"\n{line}\n" in text
+    assert f"\n{DROP_IN['pyproject.toml'][0]}\n" in text
