@@ -204,7 +204,7 @@ def _grown(state: State, fresh: State) -> State:
 
 
 def _with_common_metrics(contents: Sequence[RecordDict]) -> list[RecordDict]:
-    """The contents with those metrics only that all of them have, in the same form; elsewise a mean is none."""
+    """The contents with only those metrics that all of them have, in the same form: the rest has no mean."""
 
     def form(value: object) -> int | None:
         return len(value) if isinstance(value, list) else None
