@@ -27,7 +27,7 @@ from fedstrata.checks import require
 from fedstrata.client import one_thread
 from fedstrata.errors import RecipeError, ReplyError
 from fedstrata.flower.round import RoundUnderWay, Server
-from fedstrata.flower.wire import Ask, Packing, rule_to_json
+from fedstrata.flower.wire import Ask, Packing, names, rule_to_json
 from fedstrata.layers import Grouping, Layers
 from fedstrata.objectives import Plain
 from fedstrata.rounds import RoundRecord, conclude, initial_state, layer_figures, settle
@@ -131,6 +131,8 @@ class Strategy(FedAvg):
         if server_round == 1:
             self._server, self.records = None, []
         self._server = self._prepared(server_round, arrays, [message.metadata.dst_node_id for message in messages])
+        if not self.records:
+            log(INFO, "configure_train: %s layers: %s", len(self.layers), names(self.layers.names, limit=12))
         under_way = RoundUnderWay(server_round, self._server, self._ask, messages, self.seed)
         self._round = (under_way, grid)
         return under_way.messages
@@ -186,7 +188,7 @@ class Strategy(FedAvg):
         metrics = self.train_metrics_aggr_fn(_with_common_metrics(contents), self.weighted_by_key)
         if figures:
             angles = np.ma.masked_invalid(np.degrees(figures["angle"])).mean(0).filled(math.nan)
-            metrics["layer-angles"] = [float(angle) for angle in angles]
+            metrics["layer-angles"] = [round(float(angle), 1) for angle in angles]
         return metrics
 
 
