@@ -25,7 +25,7 @@ demo-flower: $(STAMP)  ## the demo's recipe in a Flower simulation and on the lo
 test: $(STAMP)  ## all tests but those of test-deployment
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-deployment: $(STAMP)  ## the tests that start Flower's own processes: simulations, nodes, faults
+test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
 	$(BIN)/python -m pytest -m deployment
 
 check: $(STAMP)  ## ruff and mypy

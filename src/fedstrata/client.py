@@ -162,7 +162,7 @@ class Client:
             _keep_units(update, units, layers)
             return replace(reply, update=update, units=units, sent=layers_with_units(units, layers))
         assert order.mask is not None
-        _keep_layers(update, order.mask, layers)
+        keep_layers(update, order.mask, layers)
         return replace(reply, update=update, sent=order.mask)
 
     def _forget_other_rounds(self, order: Order) -> None:
@@ -185,7 +185,7 @@ class Client:
         if kept is None or (kept.round, kept.attempt) != (order.round, order.attempt):
             raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
         assert order.mask is not None
-        _keep_layers(kept.update, order.mask, self.setup.layers)
+        keep_layers(kept.update, order.mask, self.setup.layers)
         return Reply(
             "upload", order.round, order.attempt, order.client, size=kept.size, update=kept.update, sent=order.mask
         )
@@ -233,7 +233,7 @@ def _reason(error: Exception) -> str:
 _LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, np, rng))
 
 
-def _keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
+def keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
     """Zero what is not sent."""
     for layer, keep in zip(layers.layers, mask.tolist(), strict=True):
         if not keep:

@@ -7,7 +7,7 @@ how orders reach clients; that is `engine.exchange`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -213,12 +213,13 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
             )
     with steady():
         cohort = trial.cohort()
-        weights, weighting_state = algorithm.weighting.weigh(cohort, state.weighting)
-        _check_weights(weights, cohort, algorithm)
-        combined = aggregate(state.model, cohort, weights)
-        new, server_state = algorithm.server.step(state.model, combined, state.server, layers)
-        objective_state = algorithm.objective.after_round(new, state.model, state.objective, layers)
-        figures = _figures(trial, cohort, weights, weighting_state) if plan.record else {}
+        state, weights = conclude(state, algorithm, cohort)
+        rows = list(trial.uploads)
+        figures = (
+            layer_figures(len(trial.clients), rows, cohort, weights, state.weighting, trial.trained)
+            if plan.record
+            else {}
+        )
     record = RoundRecord(
         round=number,
         attempt=attempt,
@@ -231,7 +232,17 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
         seconds=time.perf_counter() - started,
         layers=figures,
     )
-    return ServerState(number, new, objective_state, weighting_state, server_state), record
+    return state, record
+
+
+def conclude(state: ServerState, algorithm: Algorithm, cohort: Cohort) -> tuple[ServerState, Tensor]:
+    """The server's end of a round: weigh the accepted updates, aggregate, step. The next state, and the weights."""
+    weights, weighting = algorithm.weighting.weigh(cohort, state.weighting)
+    _check_weights(weights, cohort, algorithm)
+    combined = aggregate(state.model, cohort, weights)
+    new, server = algorithm.server.step(state.model, combined, state.server, cohort.layers)
+    objective = algorithm.objective.after_round(new, state.model, state.objective, cohort.layers)
+    return ServerState(cohort.round, new, objective, weighting, server), weights
 
 
 def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> None:
@@ -243,7 +254,8 @@ def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> Non
         raise RuleError(f"weighting {name} gave a weight that is negative or not finite in round {cohort.round}")
 
 
-def _checked_mask(mask: Tensor, shape: tuple[int, int], algorithm: Algorithm) -> Tensor:
+def checked_mask(mask: Tensor, shape: tuple[int, int], algorithm: Algorithm) -> Tensor:
+    """A selection's answer, unless it is nonsense."""
     if tuple(mask.shape) != shape or mask.dtype != torch.bool:
         name = type(algorithm.selection).__name__
         found = f"{mask.dtype} {list(mask.shape)}"
@@ -276,7 +288,7 @@ class _Attempt:
         if isinstance(algorithm.selection, SelectsBefore):
             generator = rng.generator(seed, "selection", round=number, attempt=attempt)
             mask = algorithm.selection.draw(len(self.clients), plan.layers, generator)
-            self.mask = _checked_mask(mask, (len(self.clients), len(plan.layers)), algorithm)
+            self.mask = checked_mask(mask, (len(self.clients), len(plan.layers)), algorithm)
         self.slow = training.draw_stragglers(len(self.clients), seed, number, attempt)
         for at, work in self.slow.items():
             self.work[at] = work
@@ -297,7 +309,7 @@ class _Attempt:
             ranked = sorted(self.trained)
             scores = [reply.scores for _, reply in sorted(self.trained.items()) if reply.scores is not None]
             shape = (len(ranked), len(self.plan.layers))
-            chosen = _checked_mask(selection.choose(torch.stack(scores)), shape, self.algorithm)
+            chosen = checked_mask(selection.choose(torch.stack(scores)), shape, self.algorithm)
             for at, row in zip(ranked, chosen, strict=True):
                 self.status[at] = "ok" if row.any() else "ok, nothing chosen"
             self.uploads = self._collect(
@@ -399,10 +411,19 @@ class _Attempt:
         )
 
 
-def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: State) -> dict[str, np.ndarray]:
-    """The per-layer record: what the server can tell of every sampled client and layer."""
-    shape = (len(trial.clients), len(cohort.layers))
-    rows = np.array(list(trial.uploads), dtype=np.int64)
+def layer_figures(
+    clients: int,
+    rows: Sequence[int],
+    cohort: Cohort,
+    weights: Tensor,
+    weighting_state: State,
+    trained: Mapping[int, Reply],
+) -> dict[str, np.ndarray]:
+    """The per-layer record: what the server can tell of every sampled client and layer.
+
+    `rows` says which of the sampled clients the cohort's are; `trained` has their first replies, by the same count.
+    """
+    shape = (clients, len(cohort.layers))
     sent = cohort.sent
 
     def spread(values: Tensor, known: Tensor) -> np.ndarray:
@@ -426,7 +447,7 @@ def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: 
     if "smoothed_angle" in weighting_state:  # a table over all clients, [N] or [N, L]
         smoothed = weighting_state["smoothed_angle"][cohort.clients]
         figures["smoothed_angle"][rows] = smoothed.reshape(len(rows), -1).expand(-1, shape[1]).numpy()
-    for at, reply in trial.trained.items():
+    for at, reply in trained.items():
         if reply.stiffness is not None:
             figures["mu"][at] = reply.stiffness.numpy()
         if reply.scores is not None:  # everyone's divergence is known, also of layers that were not chosen
