@@ -359,19 +359,20 @@ class _Attempt:
         for order in orders:
             self.status[self.position[order.client]] = "no reply"
         good: dict[int, Reply] = {}
-        for reply in self.engine.exchange(orders):
-            if reply.client not in by_client:
-                continue  # nobody asked it, or it has answered already
-            order, at = by_client.pop(reply.client), self.position[reply.client]
-            try:
-                check_reply(reply, order, self.plan.layers)
-            except ReplyError as problem:
-                self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
-                continue
-            self.status[at] = "ok"
-            self.ledger.up += reply.upload_bytes(self.plan.layers)
-            self.ledger.feedback_numbers += reply.feedback_numbers()
-            good[at] = reply
+        with steady():  # more threads would wait for the workers' cores
+            for reply in self.engine.exchange(orders):
+                if reply.client not in by_client:
+                    continue  # nobody asked it, or it has answered already
+                order, at = by_client.pop(reply.client), self.position[reply.client]
+                try:
+                    check_reply(reply, order, self.plan.layers)
+                except ReplyError as problem:
+                    self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
+                    continue
+                self.status[at] = "ok"
+                self.ledger.up += reply.upload_bytes(self.plan.layers)
+                self.ledger.feedback_numbers += reply.feedback_numbers()
+                good[at] = reply
         return dict(sorted(good.items()))
 
     def usable(self) -> int:
