@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo demo-flower test test-deployment check bench bench-quick format clean
+.PHONY: help install demo demo-flower test test-deployment check page bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,13 +25,16 @@ demo-flower: $(STAMP)  ## the demo's recipe in a Flower simulation and on the lo
 test: $(STAMP)  ## all tests but those of test-deployment
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-deployment: $(STAMP)  ## the tests that start Flower's own processes: simulations, nodes, faults
+test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
 	$(BIN)/python -m pytest -m deployment
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+page: $(STAMP)  ## docs/reproductions.md, from the studies and results/
+	$(BIN)/fedstrata reproduce --page docs/reproductions.md
 
 BENCH_BIN := benchmarks/.venv/bin
 BENCH_STAMP := benchmarks/.venv/installed

@@ -1,6 +1,6 @@
 """How fedstrata's cost grows. One point per process, so that peak memory is its own.
 
-python -m benchmarks.growth cohort 100       seconds per round with 100 of 1,000 clients
+python -m benchmarks.growth cohort 100       seconds per round with 100 of 100,000 clients
 python -m benchmarks.growth clients 100000   seconds per round with 10 of 100,000 clients
 python -m benchmarks.growth parameters 1000000   the server's share of a round: 10 ready replies of 10⁶ numbers
 """
@@ -13,6 +13,7 @@ import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 
 from benchmarks import measure
 from benchmarks.workloads import WARM_UP, WORKLOADS
+from fedstrata.arithmetic import steady
+from fedstrata.cohort import Cohort
 from fedstrata.experiment import load
-from fedstrata.messages import Order, Reply
-from fedstrata.rounds import fit
+from fedstrata.messages import Order, Reply, is_finite
+from fedstrata.rounds import aggregate, fit
 from fedstrata.runs import Prepared, prepare
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Task
@@ -37,6 +40,7 @@ AXES = {
 ROUNDS = 7
 LAYERS = 10
 COHORT = 10
+EXIST = 100_000
 
 
 def draws(labels: np.ndarray, generator: np.random.Generator, clients: int, samples: int) -> Partition:
@@ -100,12 +104,43 @@ def server(parameters: int) -> dict[str, Any]:
         updates = updates or [torch.randn(prepared.layers.numel) * 0.01 for _ in range(COHORT)]
         run = fit(prepared.first_state(), prepared.algorithm, Ready(prepared, updates), prepared.plan)
         found[algorithm] = [next(run)[1].seconds for _ in range(ROUNDS)]
-    numbers = updates[0].numel()
-    moved = (COHORT + 2) * numbers * 4  # every update and the model are read once, the new model is written
-    memory = memory_mb()
+    numbers, memory = updates[0].numel(), memory_mb()
+    parts = steps(prepared, updates)
     updates.clear()
+    moved = (COHORT + 2) * numbers * 4  # every update and the model are read once, the new model is written
     floor = moved / (measure.copy_gbs() * 1e9)
-    return {"numbers": numbers, "seconds": found, "floor": floor, "memory_mb": memory}
+    held = round((COHORT + 2) * numbers * 4 / 2**20)
+    return {
+        "numbers": numbers,
+        "seconds": found,
+        "steps": parts,
+        "floor": floor,
+        "memory_mb": memory,
+        "held_mb": held,
+    }
+
+
+def steps(prepared: Prepared, updates: Sequence[Tensor]) -> dict[str, float]:
+    """The best seconds of the server's steps, and of reading every update once (their sums, on all cores)."""
+    layers = prepared.layers
+    cohort = Cohort(
+        round=1,
+        clients=torch.arange(COHORT),
+        sizes=torch.ones(COHORT, dtype=torch.float64),
+        layers=layers,
+        updates=tuple(updates),
+        sent=torch.ones(COHORT, len(layers), dtype=torch.bool),
+        model=layers.flatten(prepared.model),
+    )
+    weights = torch.ones(COHORT, len(layers), dtype=torch.float64)
+    found = {
+        "read": measure.fastest(lambda: [update.sum() for update in updates]),
+        "check": measure.fastest(lambda: [is_finite(update) for update in updates]),
+    }
+    with steady():
+        found["angles"] = measure.fastest(lambda: replace(cohort).layer_angles)  # a copy has nothing cached
+        found["aggregate"] = measure.fastest(lambda: aggregate(cohort.model, cohort, weights))
+    return found
 
 
 def main() -> None:
@@ -120,7 +155,7 @@ def main() -> None:
         found["median"] = {name: statistics.median(s[WARM_UP:]) for name, s in found["seconds"].items()}
     else:
         cohort = options.axis == "cohort"
-        found = rounds(1000 if cohort else options.point, options.point if cohort else COHORT, options.data)
+        found = rounds(EXIST if cohort else options.point, options.point if cohort else COHORT, options.data)
         found["median"] = statistics.median(found["seconds"][WARM_UP:])
     print(json.dumps({"point": options.point, **found}))
 

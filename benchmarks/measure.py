@@ -66,7 +66,7 @@ def busy(seconds: float = 0.5) -> float:
     return 1 - (idle_after - idle_before) / max(1, all_after - all_before)
 
 
-def _fastest(work: Callable[[], Any], repetitions: int = 7) -> float:
+def fastest(work: Callable[[], Any], repetitions: int = 7) -> float:
     """The best time of several: what the machine can do when nothing disturbs it."""
     work()
     times = []
@@ -83,7 +83,7 @@ def peak_gflops(size: int = 2048, threads: int = 2) -> float:
     torch.set_num_threads(threads)
     a, b = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
-    seconds = _fastest(lambda: torch.mm(a, b, out=out))
+    seconds = fastest(lambda: torch.mm(a, b, out=out))
     torch.set_num_threads(before)
     return 2 * size**3 / seconds / 1e9
 
@@ -92,7 +92,7 @@ def copy_gbs(megabytes: int = 400) -> float:
     """Memory bandwidth of a copy, read and written bytes together."""
     source = torch.ones(megabytes * 250_000)
     target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / _fastest(lambda: target.copy_(source)) / 1e9
+    return 2 * source.numel() * 4 / fastest(lambda: target.copy_(source)) / 1e9
 
 
 def training_flops(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:

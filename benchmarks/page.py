@@ -128,7 +128,7 @@ def growth(results: dict[str, Any]) -> str:
         return "Not part of this run."
     parts = []
     titles = {
-        "cohort": ("clients per round", "Logistic regression on MNIST, 60 samples per client, 1,000 clients:"),
+        "cohort": ("clients per round", "Logistic regression on MNIST, 60 samples per client, out of 100,000 clients:"),
         "clients": ("existing clients", "The same with 10 clients per round, out of more and more:"),
     }
     for axis, (title, text) in titles.items():
@@ -150,11 +150,16 @@ def growth(results: dict[str, Any]) -> str:
         if "error" not in point:
             medians = [point["median"][name] for name in ("fedavg", "fedlayerwise")]
             over = [f"{number(value)} ({number(value / point['floor'], 2)}×)" for value in medians]
-            rows.append([f"{point['numbers']:,}", *over, number(point["floor"]), f"{point['memory_mb']:,}"])
-    head = ["parameters", "FedAvg, s", "FedLayerWise, s", "copying as many bytes, s", "peak memory, MB"]
+            steps = [number(point["steps"][name]) for name in ("check", "angles", "aggregate", "read")]
+            memory = f"{point['memory_mb']:,} ({point['held_mb']:,})"
+            rows.append([f"{point['numbers']:,}", *over, number(point["floor"]), *steps, memory])
+    head = ["parameters", "FedAvg, s", "FedLayerWise, s", "copying as many bytes, s"]
+    head += ["check", "angles", "equation", "reading all updates", "peak memory, MB"]
     text = (
         "The server's share of a round with ten clients and ten layers: replies checked, weighed and aggregated. In "
-        "brackets: times what copying as many bytes takes at the bandwidth of a plain copy."
+        "brackets: times what copying as many bytes takes at the bandwidth of a plain copy. Then its steps one by one, "
+        "beside the sum of every update on all cores: checking that all is finite, angles, the equation. In brackets "
+        "behind the memory: the updates, the model and the new model alone."
     )
     parts.append(f"{text}\n\n{table(head, rows)}")
     return "\n\n".join(parts)

@@ -59,10 +59,14 @@ SYSTEMS = {
     ),
     "pfl": System(
         "pfl_research",
-        "SimulatedBackend, FederatedAveraging, WeightByDatapoints; the fastest of one thread, two threads, and two "
-        "processes under torchrun with balanced load",
-        {"1 thread": ["--threads", "1"], "2 threads": ["--threads", "2"], "2 processes": ["--threads", "1"]},
-        {"2 processes": ["-m", "torch.distributed.run", "--nproc-per-node=2"]},
+        "SimulatedBackend, FederatedAveraging, WeightByDatapoints; the faster of one thread and two",
+        {"1 thread": ["--threads", "1"], "2 threads": ["--threads", "2"]},
+    ),
+    "pfl (torchrun)": System(
+        "pfl_research",
+        "the same under torchrun: two processes of one thread each with balanced load, as its distributed simulations",
+        {"": ["--threads", "1"]},
+        {"": ["-m", "torch.distributed.run", "--nproc-per-node=2"]},
     ),
     "FedLab": System(
         "fedlab",
@@ -270,14 +274,15 @@ def main() -> None:
     def store() -> None:
         out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    if "compare" in parts:
-        for name in workloads:
-            results["workloads"][name] = compare(name, systems, repetitions, options)
-            store()
-    if "growth" in parts:
-        results["growth"] = growth(data)
     if "overheads" in parts:
         results["overheads"] = overheads(data)
+        store()
+    if "growth" in parts:
+        results["growth"] = growth(data)
+        store()
+    for name in workloads if "compare" in parts else ():
+        results["workloads"][name] = compare(name, systems, repetitions, options)
+        store()
     results["minutes"] = round((datetime.now() - now).total_seconds() / 60, 1)
     store()
     print("\n" + page.tables(results))

@@ -15,7 +15,7 @@ from helpers_math import Tiny, image_task, prepare, run
 from reference import Rules
 
 from fedstrata.algorithm import Algorithm
-from fedstrata.client import one_thread
+from fedstrata.arithmetic import steady
 from fedstrata.layers import Layers
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
@@ -80,7 +80,7 @@ def compare(algorithm: Algorithm, rules: Rules, grouping: str, seed: int, tolera
     if rules.draw is not None:
         rules.draw = _ReferenceDraw(rules.draw, layers)
     states, records = run(task, algorithm, TRAINING, seed=seed, grouping=grouping)
-    with one_thread():
+    with steady():
         expected = reference.run(task, setup.model, GROUPINGS[grouping], rules, TRAINING, seed=seed)
     assert len(records) == len(expected) == 3
     near = {"rtol": tolerance, "atol": tolerance}

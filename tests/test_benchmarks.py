@@ -38,7 +38,9 @@ def results():
         "disagreements": [],
     }
     point = {"point": 10, "median": 0.1, "load": 1.0, "memory_mb": 500, "worker_memory_mb": 400}
-    server = {"numbers": 10_000, "median": {"fedavg": 0.02, "fedlayerwise": 0.03}, "floor": 0.01, "memory_mb": 300}
+    steps = {"check": 0.004, "angles": 0.006, "aggregate": 0.005, "read": 0.003}
+    server = {"numbers": 10_000, "median": {"fedavg": 0.02, "fedlayerwise": 0.03}, "floor": 0.01, "steps": steps}
+    server |= {"memory_mb": 300, "held_mb": 1}
     return {
         "made": "2026-01-02T03:04:05",
         "quick": False,
@@ -67,7 +69,7 @@ def test_the_page_holds_every_table(results):
     assert "did not run: exit code 1: no Ray" in text
     assert "pfl (1 thread)" in text
     assert "| fedadp on cnn-10 | 1.65 | +10.0% |" in text
-    assert "| 10,000 | 0.02 (2×) | 0.03 (3×) | 0.01 | 300 |" in text
+    assert "| 10,000 | 0.02 (2×) | 0.03 (3×) | 0.01 | 0.004 | 0.006 | 0.005 | 0.003 | 300 (1) |" in text
     assert "2026-01-02-a-cpu-growth.svg" in text
     assert "not quiet" not in text
 

@@ -24,10 +24,15 @@ from fedstrata.tasks.partitions import PARTITIONS
 @pytest.mark.parametrize(
     ("command", "mentioned"),
     [
-        ([], ["run", "compare", "show", "export", "partition", "list", "data", "--version"]),
+        (
+            [],
+            ["run", "compare", "reproduce", "show", "report", "export", "partition", "list", "data", "--version"],
+        ),
         (["run"], ["--algorithm", "--set", "--seed", "--out", "--data", "--workers", "--resume", "quickstart"]),
         (["compare"], ["--algorithms", "--seeds", "--set", "--out", "--data", "--workers"]),
+        (["reproduce"], ["--list", "--quick", "--show", "--page", "--seeds", "--cells", "--results", "--data"]),
         (["show"], ["DIR"]),
+        (["report"], ["DIR", "--out", "--open"]),
         (["export"], ["DIR", ".safetensors", "--data"]),
         (["partition"], ["--set", "--seed", "--data"]),
         (["list"], ["recipes", "algorithms", "rules", "models", "partitions", "settings", "runs"]),

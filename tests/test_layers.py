@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers_math import Tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedstrata.errors import RecipeError
-from fedstrata.layers import Layers
+from fedstrata.layers import GROUPINGS, Layers
 
 
 def names(model: nn.Module, grouping: object = "module") -> dict[str, list[str]]:
@@ -389,3 +393,70 @@ def test_lstm() -> None:
     layers.bind(model, flat)
     model["lstm"](torch.randn(4, 1, 3))[0].sum().backward()
     assert model["lstm"].weight_hh_l0.grad is not None
+
+
+# --- from names and shapes alone ---------------------------------------------------------------------------------
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for name, t in model.state_dict().items() if t.is_floating_point()}
+
+
+MODULES = st.lists(
+    st.sampled_from(
+        [
+            lambda: nn.Linear(3, 2),
+            lambda: nn.Linear(2, 2, bias=False),
+            lambda: nn.Conv2d(2, 3, 3),
+            lambda: nn.BatchNorm2d(3),
+            lambda: nn.LayerNorm(4),
+            lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU()),
+            lambda: nn.LSTM(2, 3),
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODULES, st.sampled_from(GROUPINGS))
+def test_a_state_dict_says_as_much_as_the_model(builders: list[Callable[[], nn.Module]], grouping: str) -> None:
+    """Where everything is trained and nothing is tied, names and shapes give the layers of the model itself."""
+    model = nn.Sequential(*(build() for build in builders))
+    assert Layers.of_shapes(shapes(model), grouping) == Layers.of(model, grouping)
+
+
+NAMES = st.text("ab.", min_size=1, max_size=5).filter(lambda name: all(name.split(".")))
+SHAPES = st.lists(st.integers(1, 3), max_size=4).map(tuple)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(NAMES, SHAPES, min_size=1, max_size=8))
+def test_arrays_are_grouped_by_prefix_or_singly(named: dict[str, tuple[int, ...]]) -> None:
+    layers = Layers.of_shapes(named, buffers=[])
+    check_layout(layers)
+    home = {entry.name: layer.name for layer in layers.layers for entry in layer.entries}
+    assert home == {name: name.rpartition(".")[0] or name for name in named}
+    flat = torch.arange(layers.numel, dtype=torch.float32)
+    assert {name: tuple(view.shape) for name, view in layers.views(flat).items()} == named
+    singly = Layers.of_shapes(named, "tensor", buffers=[])
+    assert {layer.name: [entry.name for entry in layer.entries] for layer in singly.layers} == {n: [n] for n in named}
+
+
+def test_named_buffers_ride_along() -> None:
+    """By PyTorch's names, or by patterns, which take their place; a layer of index names has nothing before it."""
+    named = {"0": (4, 2), "1": (2,), "2": (2,), "bn.running_mean": (2,)}
+    assert [(la.name, la.stop - la.measured) for la in Layers.of_shapes(named).layers] == [("0", 0), ("1", 0), ("2", 2)]
+    found = Layers.of_shapes(named, buffers=["1", "2"]).layers
+    assert [(layer.name, layer.stop - layer.measured) for layer in found] == [("0", 4), ("bn", 0)]
+    with pytest.raises(RecipeError, match=r"buffers = '3': matches no array"):
+        Layers.of_shapes(named, buffers=["3"])
+
+
+def test_a_number_without_dimensions() -> None:
+    layers = Layers.of_shapes({"scale": (), "shift": (2,)})
+    check_layout(layers)
+    views = layers.views(torch.tensor([1.0, 2.0, 3.0]))
+    assert views["scale"].shape == ()
+    assert (float(views["scale"]), views["shift"].tolist()) == (1.0, [2.0, 3.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from helpers_math import FEDAVG, Tiny, cohort, image_task, run, vectors
 from torch import nn
 
 from fedstrata.algorithm import Algorithm
+from fedstrata.arithmetic import steady
+from fedstrata.cohort import Cohort
 from fedstrata.errors import ReplyError
 from fedstrata.layers import Layers
 from fedstrata.messages import Order, Reply, check_reply, is_finite, layers_with_units
 from fedstrata.objectives import AdaptiveMu, Plain
+from fedstrata.rounds import aggregate
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
@@ -141,6 +145,7 @@ def test_is_finite_is_not_fooled_by_sums() -> None:
     assert is_finite(torch.zeros(0))
     assert not is_finite(torch.tensor([math.inf, -math.inf]))
     assert not is_finite(torch.tensor([1.0, math.nan]))
+    assert not is_finite(torch.tensor([3e38, 3e38, math.nan]))
 
 
 def test_layers_with_units() -> None:
@@ -278,9 +283,49 @@ def test_cohort_figures_by_hand() -> None:
 
 
 def test_cohort_sums_over_blocks() -> None:
-    """A layer much longer than a block of columns: the Gram matrix is the whole product."""
-    count, length = 3, 200_000
-    updates = torch.randn(count, length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    crowd = cohort(vectors(length), updates.tolist(), [1, 1, 1])
-    assert len(list(crowd.blocks(0, length))) > 1
-    torch.testing.assert_close(crowd.gram[0], updates @ updates.T, rtol=1e-12, atol=1e-9)
+    """Layers much longer than a block of columns, of which the server sees a part at a time: the sums are the whole."""
+    length, generator = 300_000, torch.Generator().manual_seed(0)
+    updates = torch.randn(3, 2 * length, generator=generator, dtype=torch.float64)
+    model = torch.randn(2 * length, generator=generator, dtype=torch.float64)
+    crowd = cohort(vectors(length, length), updates.tolist(), [1, 1, 2], model=model)
+    assert len(crowd.pieces()) > 4
+    share = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
+    for at, columns in enumerate((slice(0, length), slice(length, 2 * length))):
+        layer = updates[:, columns]
+        mean = share @ layer
+        close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-9)
+        close(crowd.gram[at], layer @ layer.T)
+        close(crowd.inner_with_mean[:, at], layer @ mean)
+        close(crowd.mean_squared[at], mean @ mean)
+        close(crowd.update_squared[:, at], layer.square().sum(1))
+        close(crowd.local_norms[:, at], (layer + model[columns]).norm(dim=1))
+
+
+@pytest.mark.parametrize("by_unit", [False, True])
+def test_no_number_of_threads_changes_a_bit(by_unit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does where in memory an update happens to lie."""
+    layers = Layers.of(nn.Sequential(nn.Linear(700, 900), nn.Linear(900, 5)))
+    count, generator = 7, torch.Generator().manual_seed(0)
+    updates = torch.randn(count, layers.numel, generator=generator)
+    shifted = [torch.empty(layers.numel + 1 + k)[1 + k :].copy_(update) for k, update in enumerate(updates)]
+    weights = torch.rand(count, len(layers), generator=generator, dtype=torch.float64)
+    units = torch.rand(count, layers.units, generator=generator) < 0.5
+    crowd = Cohort(
+        round=1,
+        clients=torch.arange(count),
+        sizes=torch.arange(1, count + 1, dtype=torch.float64),
+        layers=layers,
+        updates=tuple(updates),
+        sent=torch.ones(count, len(layers), dtype=torch.bool),
+        model=torch.randn(layers.numel, generator=generator),
+        units=units if by_unit else None,
+    )
+    assert len(crowd.pieces()) > 5  # as many threads have something to do
+    monkeypatch.setattr("fedstrata.arithmetic.WORTH_IT", 1)
+    found = []
+    for threads, same in ((1, crowd), (2, replace(crowd)), (5, replace(crowd, updates=tuple(shifted)))):
+        monkeypatch.setattr("fedstrata.arithmetic.cores", lambda threads=threads: threads)
+        with steady():
+            found.append([aggregate(same.model, same, weights), same.layer_angles, same.local_norms])
+    for others in found[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found[0], others, strict=True))

@@ -266,3 +266,17 @@ def test_a_model_without_parameters_or_with_mixed_types_is_refused(blobs: Any, t
         task = Task(model=model, clients=[blobs(3)], evaluation={"test": blobs(3)})
         with pytest.raises(RecipeError, match=message):
             fedstrata.run(QUICK, task=task, out=tmp_path / "run")
+
+
+def test_classes_are_counted_where_targets_are_class_numbers(tmp_path: Path) -> None:
+    x = torch.zeros(5, 2)
+    y = torch.tensor([0, 2, 2, 1, 0])
+    shared = Samples(x, y, np.array([1, 2, 3]))
+    counted = Task(linear, [(x, y), shared, (x[:0], y[:0])]).described()
+    assert counted == {"class_names": ["0", "1", "2"], "table": [[2, 1, 2], [0, 1, 2], [0, 0, 0]]}
+    for targets in (y.double(), y - 1, y * 1000, torch.zeros(5, 3, dtype=torch.int64)):
+        assert Task(linear, [(x, targets)]).described() == {}
+    assert Task(linear, [Pairs(x, y)]).described() == {}  # would have to be read from wherever it is
+    assert Task(linear, [(x, y)], notes={"table": [[5]], "source": "mine"}).described()["table"] == [[5]]
+    run = fedstrata.run(QUICK, task=Task(lambda: nn.Linear(2, 3), [(x, y)], {"test": (x, y)}), out=tmp_path / "run")
+    assert run.directory.info["data"]["table"] == [[2, 1, 2]]

@@ -25,6 +25,7 @@ from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task
 from fedstrata.trainers.choice import choose
 from fedstrata.trainers.mlp import as_perceptron
+from fedstrata.trainers.motion import OnDisplacements, Springs
 from fedstrata.trainers.stack import stack_size
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
@@ -191,7 +192,11 @@ def test_units_of_work_are_alike_and_depend_on_the_orders_alone() -> None:
     sizes = np.array([50, 10, 40, 20, 30, 60])
     orders = [Order("train", 1, 0, client) for client in range(6)]
     units = units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=3))
-    assert [[order.client for order in unit] for unit in units] == [[5, 2, 3], [0, 4, 1]]
+    # 4 stacks, 52.5 samples each: 60, 50, 40, 30, 20 and 10 in a row have their middles at 30, 85, 130, 165, 190, 205.
+    assert [[order.client for order in unit] for unit in units] == [[5], [0], [2], [4, 3, 1]]
+    alike = units_of_work(orders, np.full(6, 20), replace(setup, trainer="stack", stack_size=3))
+    assert sorted(len(unit) for unit in alike) == [1, 1, 2, 2]
+    assert max(len(unit) for unit in units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=2))) == 2
     alone = units_of_work(orders, sizes, setup)
     assert [unit[0].client for unit in alone] == [5, 0, 2, 4, 3, 1]
     assert [len(unit) for unit in units_of_work([Order("evaluate", 1, 0, 3)], sizes, setup)] == [1]
@@ -237,7 +242,7 @@ def test_what_cannot_be_stacked_falls_back_and_says_why(model: nn.Module, change
 def test_the_stack_fits_into_the_cache() -> None:
     """LogReg on MNIST has 7,850 numbers, 2 · 31,400 bytes a client: five, the most; the MLP's 159,010 fit once."""
     small, large = nn.Sequential(nn.Linear(784, 10)), nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 10))
-    assert stack_size(Layers.of(small)) == 5
+    assert stack_size(Layers.of(small)) == 20
     assert stack_size(Layers.of(large)) == 1
 
 
@@ -275,10 +280,35 @@ def test_the_choice_is_recorded_and_kept_on_resume(tiny: Any, tmp_path: Any) -> 
     run = fedstrata.run(tiny({"training.rounds": 2}), out=tmp_path / "run")
     assert run.directory.info["resolved"] == {
         "trainer": "stack",
-        "stack_size": 5,
+        "stack_size": 20,
         "why": "a plain perceptron under cross-entropy",
         "threads": 1,
         "dtype": "float32",
     }
     other = fedstrata.run(tiny({"training.rounds": 2, "engine.trainer": "client"}), out=tmp_path / "client")
     assert other.directory.info["resolved"]["trainer"] == "client"
+
+
+# --- motion ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("c", [1e-12, 0.01, 1.0, 30.0])
+def test_two_positions_move_as_position_and_velocity_do(c: float, momentum: float) -> None:
+    """300 steps with given gradients; the stiffest spring swings about the anchor, the weakest is next to none."""
+    lr, start, steps = 0.05, torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 300
+    gradients = torch.randn(steps, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layers = Layers.of(nn.Linear(3, 1, bias=False).double())
+    training = Training(rounds=1, lr=lr, momentum=momentum)
+    setup = replace(prepare(image_task(SIZES, perceptron), FEDAVG, TRAINING)[0], layers=layers, training=training)
+    springs = Springs(FedProx(mu=c), [Order("train", 1, 0, 0)], layers, start)
+    motion = OnDisplacements(setup, 1, springs)
+    motion.refresh(0, [0])
+    position, velocity = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for step, gradient in enumerate(gradients):
+        _, into = motion.buffers(step)
+        into[0].mul_(motion.keep).add_(gradient, alpha=motion.share)
+        motion.step(step, 1)
+        velocity = momentum * velocity + gradient + c * position
+        position = position - lr * velocity
+    torch.testing.assert_close(motion.update(0, steps), position, rtol=1e-10, atol=1e-12)

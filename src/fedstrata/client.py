@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from fedstrata import rng
 from fedstrata.algorithm import Objective, Selection, SelectsAfterScores, SelectsOnClient
+from fedstrata.arithmetic import steady
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, layers_with_units
 from fedstrata.tasks.task import Task
@@ -65,20 +65,6 @@ def build_model(task: Task, seed: int, dtype: torch.dtype = torch.float32) -> nn
         return task.model().to(dtype)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread, so that the number of workers cannot change the order of a sum."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @dataclass(frozen=True)
 class Kept:
     """An update that waits for the second exchange; round and attempt guard it."""
@@ -106,7 +92,7 @@ class Client:
     def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error."""
         try:
-            with one_thread(), self._random_scope(order):
+            with steady(), self._random_scope(order):
                 if order.kind == "train":
                     return self._train(order, buffer)
                 if order.kind == "upload":
@@ -119,7 +105,7 @@ class Client:
         """Carry out several training orders together; if that fails, one by one, so that only the culprit is lost."""
         assert self._stack is not None
         try:
-            with one_thread(), self._random_scope(orders[0]):
+            with steady(), self._random_scope(orders[0]):
                 assert orders[0].model is not None
                 trained = self._stack.train(orders, orders[0].model)
                 return [
@@ -176,7 +162,7 @@ class Client:
             _keep_units(update, units, layers)
             return replace(reply, update=update, units=units, sent=layers_with_units(units, layers))
         assert order.mask is not None
-        _keep_layers(update, order.mask, layers)
+        keep_layers(update, order.mask, layers)
         return replace(reply, update=update, sent=order.mask)
 
     def _forget_other_rounds(self, order: Order) -> None:
@@ -199,7 +185,7 @@ class Client:
         if kept is None or (kept.round, kept.attempt) != (order.round, order.attempt):
             raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
         assert order.mask is not None
-        _keep_layers(kept.update, order.mask, self.setup.layers)
+        keep_layers(kept.update, order.mask, self.setup.layers)
         return Reply(
             "upload", order.round, order.attempt, order.client, size=kept.size, update=kept.update, sent=order.mask
         )
@@ -247,7 +233,7 @@ def _reason(error: Exception) -> str:
 _LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, np, rng))
 
 
-def _keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
+def keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
     """Zero what is not sent."""
     for layer, keep in zip(layers.layers, mask.tolist(), strict=True):
         if not keep:

@@ -64,7 +64,7 @@ def plan(
             raise RecipeError(name, list(values), "names the same one twice")
     experiments = {(a, s): load(recipe, algorithm=a, settings=settings, seed=s) for a in algorithms for s in seeds}
     first = experiments[algorithms[0], seeds[0]]
-    request = {a: _result_of(experiments[a, seeds[0]].model_copy(update={"seed": 0})) for a in algorithms}
+    request = {a: apart_from_seed(experiments[a, seeds[0]]) for a in algorithms}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
     cells = tuple(Cell(a, s, experiments[a, s], _folder(path, a, s)) for s in seeds for a in algorithms)
@@ -75,15 +75,17 @@ def plan(
     return Comparison(tuple(algorithms), tuple(seeds), cells, path)
 
 
+def begun_cells(path: Path) -> list[Cell]:
+    """Every run of a comparison that was begun, whether it is finished or not."""
+    content = read_versioned(path / "compare.json", FORMAT)
+    folders = [(a, seed, _folder(path, a, seed)) for seed in content["seeds"] for a in content["algorithms"]]
+    return [Cell(a, seed, Run(at).experiment, at) for a, seed, at in folders if (at / "run.json").exists()]
+
+
 def reopen_comparison(path: Path) -> Comparison:
     """A comparison that was run before, as far as it got."""
     content = read_versioned(path / "compare.json", FORMAT)
-    cells = []
-    for seed in content["seeds"]:
-        for algorithm in content["algorithms"]:
-            folder = _folder(path, algorithm, seed)
-            if (folder / "run.json").exists() and (run := Run(folder)).finished():
-                cells.append(Cell(algorithm, seed, run.experiment, folder))
+    cells = [cell for cell in begun_cells(path) if Run(cell.path).finished()]
     complete = {seed for seed in content["seeds"] if sum(c.seed == seed for c in cells) == len(content["algorithms"])}
     if not complete:
         raise RunDirectoryError(f"{path}: no seed has been run to its end with every algorithm yet")
@@ -97,6 +99,11 @@ def reopen_comparison(path: Path) -> Comparison:
 
 def _folder(path: Path, algorithm: str, seed: int) -> Path:
     return path / algorithm.replace(":", "-").replace("/", "-") / f"seed-{seed}"
+
+
+def apart_from_seed(experiment: Experiment) -> str:
+    """What runs of one experiment over several seeds have in common."""
+    return _result_of(experiment.model_copy(update={"seed": 0}))
 
 
 def _result_of(experiment: Experiment) -> str:
@@ -198,15 +205,16 @@ def estimate(values: Sequence[float]) -> Estimate:
     interval = None
     if len(array) >= ENOUGH_SEEDS:
         draws = rng.generator(0, "bootstrap").integers(0, len(array), (10_000, len(array)))
-        medians = np.sort([_median(row) for row in np.sort(array[draws], axis=1)])
+        medians = np.sort(_median(np.sort(array[draws], axis=1)))
         interval = (float(medians[250]), float(medians[9749]))
-    return Estimate(tuple(map(float, array)), _median(np.sort(array)), interval)
+    return Estimate(tuple(map(float, array)), float(_median(np.sort(array))), interval)
 
 
-def _median(ordered: np.ndarray) -> float:
-    """The middle; with an even count the mean of the middle two, which is infinite if one of them is."""
-    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return float(low) if low == high else float((low + high) / 2)
+def _median(ordered: np.ndarray) -> np.ndarray:
+    """The middle of each row; with an even count the mean of the middle two, which is infinite if one of them is."""
+    count = ordered.shape[-1]
+    low, high = ordered[..., (count - 1) // 2], ordered[..., count // 2]
+    return np.where(low == high, low, (low + high) / 2)
 
 
 def paired_differences(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:

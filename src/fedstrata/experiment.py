@@ -86,7 +86,7 @@ class EngineConfig(BaseModel):
     trainer: Literal["auto", "client", "stack"] = Field(
         "auto", description="client: one client at a time; stack: several in one batched computation"
     )
-    stack_size: int | None = Field(None, ge=1, description="clients in a stack; by the model's size if not given")
+    stack_size: int | None = Field(None, ge=1, description="most clients in a stack; by the model's size if not given")
     workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
     timeout: float = Field(
         600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
@@ -134,7 +134,7 @@ class Experiment(BaseModel):
         try:
             experiment = cls.model_validate(dict(table))
         except ValidationError as error:
-            raise _explain(error, cls) from None
+            raise explain(error, cls) from None
         experiment.build_algorithm()
         if experiment.task.function is None:
             build_partition(experiment.task.partition)
@@ -284,7 +284,7 @@ def set_key(table: dict[str, Any], key: str, value: Any) -> None:
     table[last] = value
 
 
-def _explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
+def explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
     """The first problem of a validation, in one line."""
     problem = error.errors()[0]
     where = [str(part) for part in problem["loc"] if not _is_union_branch(part)]

@@ -47,7 +47,7 @@ class Entry:
         """
         part = flat[..., self.start : self.stop]
         if len(self.shape) != 4:
-            return part.view(*flat.shape[:-1], *self.shape)
+            return part.view((*flat.shape[:-1], *self.shape))
         out, channels, height, width = self.shape
         return part.view(*flat.shape[:-1], out, height, width, channels).movedim(-1, -3)
 
@@ -92,6 +92,22 @@ class Layers:
     def of(cls, model: nn.Module, grouping: Grouping = "module") -> Layers:
         """Group the tensors of any `torch.nn.Module`."""
         return _lay_out(_group(_travelling(model), grouping))
+
+    @classmethod
+    def of_shapes(
+        cls,
+        shapes: Mapping[str, Sequence[int]],
+        grouping: Grouping = "module",
+        *,
+        buffers: Sequence[str] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Layers:
+        """Group named arrays of any framework, of which only names and shapes are known.
+
+        The part of a name before its last dot is the module; an array without one is a layer by itself. `buffers` are
+        patterns of the arrays that only ride along; by default PyTorch's names of BatchNorm's statistics.
+        """
+        return _lay_out(_group(_named(shapes, buffers, dtype), grouping))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,8 +173,11 @@ _CHUNK = 1 << 18
 
 def _norm(vector: Tensor) -> Tensor:
     """A norm in float64, in pieces: the whole vector is never copied."""
-    squares = [piece.double().square().sum() for piece in torch.split(vector, _CHUNK)]
-    return torch.stack(squares).sum().sqrt().cpu()
+    pieces = torch.split(vector, _CHUNK)
+    squares = torch.empty(len(pieces), dtype=torch.float64, device=vector.device)
+    for at, piece in enumerate(pieces):
+        squares[at] = piece.double().square().sum()
+    return squares.sum().sqrt().cpu()
 
 
 # --- from a module to its layers ---------------------------------------------------------------------------------
@@ -204,6 +223,32 @@ def _travelling(model: nn.Module) -> list[_Travelling]:
     if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
         raise RecipeError("model", sorted(map(str, dtypes)), "all travelling tensors need one floating-point dtype")
     return found
+
+
+BATCH_NORM_STATISTICS = ("running_mean", "running_var")
+
+
+def _named(shapes: Mapping[str, Sequence[int]], buffers: Sequence[str] | None, dtype: torch.dtype) -> list[_Travelling]:
+    """The same from names and shapes alone; a BatchNorm is known by its statistics."""
+    patterns = [f"*{name}" for name in BATCH_NORM_STATISTICS] if buffers is None else buffers
+    for pattern in buffers or ():
+        if not any(_matches(name, [pattern]) for name in shapes):
+            raise RecipeError("buffers", pattern, "matches no array")
+    modules = {name: name.rpartition(".")[0] or name for name in shapes}
+    batch_norms = {modules[name] for name in shapes if name.endswith(BATCH_NORM_STATISTICS)}
+    items = [
+        _Travelling(
+            module=modules[name],
+            is_batch_norm=modules[name] in batch_norms,
+            name=name,
+            tensor=torch.empty(tuple(shape), dtype=dtype, device="meta"),
+            trainable=not _matches(name, patterns),
+        )
+        for name, shape in shapes.items()
+    ]
+    if not any(item.trainable for item in items):
+        raise RecipeError("arrays", list(shapes), "has no floating-point array that is not a buffer")
+    return items
 
 
 def _group(items: list[_Travelling], grouping: Grouping) -> dict[str, list[_Travelling]]:

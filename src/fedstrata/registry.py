@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -22,17 +22,38 @@ def find(field: str, name: object, builtin: Mapping[str, Any]) -> Any:
 
     `field` is where a recipe has the name; the last part of its table is the kind: objective, partition, model, …
     """
+    if isinstance(name, str) and ":" in name and name not in builtin:
+        return import_object(name, field)
+    return find_installed(field, name, builtin)
+
+
+def find_installed(field: str, name: object, builtin: Mapping[str, Any]) -> Any:
+    """The same for a name that somebody else chose: only what this machine's owner installed is ever imported."""
     if not isinstance(name, str):
         raise RecipeError(field, name, "must be a string")
-    kind = field.split(".")[-2]
     if name in builtin:
         return builtin[name]
-    for entry in entry_points(group=f"fedstrata.{kind}s"):
+    for entry in _entry_points(field):
         if entry.name == name:
             return entry.load()
-    if ":" in name:
-        return import_object(name, field)
     raise RecipeError(field, name, f"unknown{did_you_mean(name, builtin)}; there are: {', '.join(builtin)}")
+
+
+def installed_name(field: str, rule: Any, builtin: Mapping[str, Any]) -> str:
+    """The inverse of `find_installed`: the plain name of a rule's class."""
+    cls = type(rule)
+    for name, known in builtin.items():
+        if known is cls:
+            return name
+    for entry in _entry_points(field):
+        if entry.name not in builtin and entry.load() is cls:
+            return entry.name
+    kind = field.split(".")[-2]
+    raise RecipeError(field, cls.__name__, f"has no plain name: register it as an entry point of fedstrata.{kind}s")
+
+
+def _entry_points(field: str) -> EntryPoints:
+    return entry_points(group=f"fedstrata.{field.split('.')[-2]}s")
 
 
 def import_object(name: str, field: str) -> Any:

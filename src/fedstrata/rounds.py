@@ -7,7 +7,7 @@ how orders reach clients; that is `engine.exchange`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedstrata import rng
 from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, State
+from fedstrata.arithmetic import in_threads, steady
 from fedstrata.checks import BadValue
-from fedstrata.client import one_thread
-from fedstrata.cohort import Cohort
+from fedstrata.cohort import Cohort, cut
 from fedstrata.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Answer, Order, Reply, check_reply
@@ -117,25 +117,50 @@ class RoundRecord:
 
 
 def aggregate(model: Tensor, cohort: Cohort, weights: Tensor) -> Tensor:
-    """The one equation: θ_u ← θ_u + Σ_k m_ku w_kl Δ_ku / Σ_j m_ju w_jl; what nobody sent stays as it is."""
-    new = model.clone()
+    """The one equation: θ_u ← θ_u + Σ_k m_ku w_kl Δ_ku / Σ_j m_ju w_jl; what nobody sent stays as it is.
+
+    Every update is read once, and the new model is all the memory it takes. The sum over clients is taken in the
+    model's own precision, to which the result is rounded anyway.
+    """
+    new = torch.empty_like(model)
+
+    def combine(pieces: Sequence[_Piece]) -> None:
+        for first, last, shares in pieces:
+            step = torch.zeros(last - first, dtype=model.dtype)
+            for share, update in zip(shares, cohort.updates, strict=True):
+                if isinstance(share, Tensor):
+                    step.view(len(share), -1).addcmul_(share, update[first:last].view(len(share), -1))
+                elif share > 0:
+                    step.add_(update[first:last], alpha=share)
+            torch.add(model[first:last], step, out=new[first:last])
+
+    in_threads(combine, list(_pieces(cohort, weights)), cohort.numbers)
+    return new
+
+
+_Piece = tuple[int, int, Sequence[float | Tensor]]
+"""first:last of the flat vector, and each client's m w / Σ m w there: a number, or one for each unit [rows, 1]."""
+
+_PIECE = 1 << 16
+"""How many numbers are combined at a time: few enough for a core's cache, enough to make each call worth it."""
+
+
+def _pieces(cohort: Cohort, weights: Tensor) -> Iterator[_Piece]:
+    """The whole model in pieces, and who has which share in them."""
+    tiny = torch.finfo(torch.float64).tiny
     for at, layer in enumerate(cohort.layers.layers):
-        weight = weights[:, at] * cohort.sent[:, at]
+        mass = weights[:, at] * cohort.sent[:, at]
         if cohort.units is None:
-            if weight.sum() > 0:
-                share = weight / weight.sum()
-                for first, last, block in cohort.blocks(layer.start, layer.stop):
-                    new[first:last] += (share @ block).to(new.dtype)
+            shares = (mass / mass.sum().clamp_min(tiny)).tolist()
+            yield from ((first, last, shares) for first, last in cut(layer.start, layer.stop, _PIECE))
             continue
         for entry in layer.entries:
-            mass = weight[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
-            share = mass / mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-            rows = new[entry.start : entry.stop].view(entry.units, -1)
-            total = torch.zeros(rows.shape, dtype=torch.float64)
-            for k, update in enumerate(cohort.updates):
-                total += share[k, :, None] * update[entry.start : entry.stop].view(entry.units, -1)
-            rows += total.to(new.dtype)
-    return new
+            by_unit = mass[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
+            by_unit = (by_unit / by_unit.sum(0).clamp_min(tiny)).to(cohort.layers.dtype)
+            length = (entry.stop - entry.start) // entry.units
+            for top, bottom in cut(0, entry.units, max(1, _PIECE // length)):
+                first, last = entry.start + top * length, entry.start + bottom * length
+                yield first, last, list(by_unit[:, top:bottom, None])
 
 
 def initial_state(model: Tensor, algorithm: Algorithm, clients: int, layers: Layers) -> ServerState:
@@ -186,14 +211,15 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
                 f"round {number}: {trial.usable()} of {len(trial.clients)} replies usable after {tried}; "
                 f"{trial.first_problem()}"
             )
-    with one_thread():
+    with steady():
         cohort = trial.cohort()
-        weights, weighting_state = algorithm.weighting.weigh(cohort, state.weighting)
-        _check_weights(weights, cohort, algorithm)
-        combined = aggregate(state.model, cohort, weights)
-        new, server_state = algorithm.server.step(state.model, combined, state.server, layers)
-        objective_state = algorithm.objective.after_round(new, state.model, state.objective, layers)
-        figures = _figures(trial, cohort, weights, weighting_state) if plan.record else {}
+        state, weights = conclude(state, algorithm, cohort)
+        rows = list(trial.uploads)
+        figures = (
+            layer_figures(len(trial.clients), rows, cohort, weights, state.weighting, trial.trained)
+            if plan.record
+            else {}
+        )
     record = RoundRecord(
         round=number,
         attempt=attempt,
@@ -206,7 +232,17 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
         seconds=time.perf_counter() - started,
         layers=figures,
     )
-    return ServerState(number, new, objective_state, weighting_state, server_state), record
+    return state, record
+
+
+def conclude(state: ServerState, algorithm: Algorithm, cohort: Cohort) -> tuple[ServerState, Tensor]:
+    """The server's end of a round: weigh the accepted updates, aggregate, step. The next state, and the weights."""
+    weights, weighting = algorithm.weighting.weigh(cohort, state.weighting)
+    _check_weights(weights, cohort, algorithm)
+    combined = aggregate(state.model, cohort, weights)
+    new, server = algorithm.server.step(state.model, combined, state.server, cohort.layers)
+    objective = algorithm.objective.after_round(new, state.model, state.objective, cohort.layers)
+    return ServerState(cohort.round, new, objective, weighting, server), weights
 
 
 def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> None:
@@ -218,7 +254,8 @@ def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> Non
         raise RuleError(f"weighting {name} gave a weight that is negative or not finite in round {cohort.round}")
 
 
-def _checked_mask(mask: Tensor, shape: tuple[int, int], algorithm: Algorithm) -> Tensor:
+def checked_mask(mask: Tensor, shape: tuple[int, int], algorithm: Algorithm) -> Tensor:
+    """A selection's answer, unless it is nonsense."""
     if tuple(mask.shape) != shape or mask.dtype != torch.bool:
         name = type(algorithm.selection).__name__
         found = f"{mask.dtype} {list(mask.shape)}"
@@ -251,7 +288,7 @@ class _Attempt:
         if isinstance(algorithm.selection, SelectsBefore):
             generator = rng.generator(seed, "selection", round=number, attempt=attempt)
             mask = algorithm.selection.draw(len(self.clients), plan.layers, generator)
-            self.mask = _checked_mask(mask, (len(self.clients), len(plan.layers)), algorithm)
+            self.mask = checked_mask(mask, (len(self.clients), len(plan.layers)), algorithm)
         self.slow = training.draw_stragglers(len(self.clients), seed, number, attempt)
         for at, work in self.slow.items():
             self.work[at] = work
@@ -272,7 +309,7 @@ class _Attempt:
             ranked = sorted(self.trained)
             scores = [reply.scores for _, reply in sorted(self.trained.items()) if reply.scores is not None]
             shape = (len(ranked), len(self.plan.layers))
-            chosen = _checked_mask(selection.choose(torch.stack(scores)), shape, self.algorithm)
+            chosen = checked_mask(selection.choose(torch.stack(scores)), shape, self.algorithm)
             for at, row in zip(ranked, chosen, strict=True):
                 self.status[at] = "ok" if row.any() else "ok, nothing chosen"
             self.uploads = self._collect(
@@ -322,19 +359,20 @@ class _Attempt:
         for order in orders:
             self.status[self.position[order.client]] = "no reply"
         good: dict[int, Reply] = {}
-        for reply in self.engine.exchange(orders):
-            if reply.client not in by_client:
-                continue  # nobody asked it, or it has answered already
-            order, at = by_client.pop(reply.client), self.position[reply.client]
-            try:
-                check_reply(reply, order, self.plan.layers)
-            except ReplyError as problem:
-                self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
-                continue
-            self.status[at] = "ok"
-            self.ledger.up += reply.upload_bytes(self.plan.layers)
-            self.ledger.feedback_numbers += reply.feedback_numbers()
-            good[at] = reply
+        with steady():  # more threads would wait for the workers' cores
+            for reply in self.engine.exchange(orders):
+                if reply.client not in by_client:
+                    continue  # nobody asked it, or it has answered already
+                order, at = by_client.pop(reply.client), self.position[reply.client]
+                try:
+                    check_reply(reply, order, self.plan.layers)
+                except ReplyError as problem:
+                    self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
+                    continue
+                self.status[at] = "ok"
+                self.ledger.up += reply.upload_bytes(self.plan.layers)
+                self.ledger.feedback_numbers += reply.feedback_numbers()
+                good[at] = reply
         return dict(sorted(good.items()))
 
     def usable(self) -> int:
@@ -374,10 +412,19 @@ class _Attempt:
         )
 
 
-def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: State) -> dict[str, np.ndarray]:
-    """The per-layer record: what the server can tell of every sampled client and layer."""
-    shape = (len(trial.clients), len(cohort.layers))
-    rows = np.array(list(trial.uploads), dtype=np.int64)
+def layer_figures(
+    clients: int,
+    rows: Sequence[int],
+    cohort: Cohort,
+    weights: Tensor,
+    weighting_state: State,
+    trained: Mapping[int, Reply],
+) -> dict[str, np.ndarray]:
+    """The per-layer record: what the server can tell of every sampled client and layer.
+
+    `rows` says which of the sampled clients the cohort's are; `trained` has their first replies, by the same count.
+    """
+    shape = (clients, len(cohort.layers))
     sent = cohort.sent
 
     def spread(values: Tensor, known: Tensor) -> np.ndarray:
@@ -401,7 +448,7 @@ def _figures(trial: _Attempt, cohort: Cohort, weights: Tensor, weighting_state: 
     if "smoothed_angle" in weighting_state:  # a table over all clients, [N] or [N, L]
         smoothed = weighting_state["smoothed_angle"][cohort.clients]
         figures["smoothed_angle"][rows] = smoothed.reshape(len(rows), -1).expand(-1, shape[1]).numpy()
-    for at, reply in trial.trained.items():
+    for at, reply in trained.items():
         if reply.stiffness is not None:
             figures["mu"][at] = reply.stiffness.numpy()
         if reply.scores is not None:  # everyone's divergence is known, also of layers that were not chosen

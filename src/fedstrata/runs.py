@@ -37,7 +37,7 @@ from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
 from fedstrata.tasks.nodes import NODES, RemoteData
-from fedstrata.tasks.task import ACCURACY, Metric, Task
+from fedstrata.tasks.task import ACCURACY, MOST_COUNTED, Metric, Task
 from fedstrata.trainers.choice import Choice, choose
 
 CHANGEABLE_ON_RESUME = (
@@ -230,18 +230,18 @@ class Run:
             stack.enter_context(locked(directory.path))
             if prepared is None:
                 prepared = self.prepare(**sources)
-            state = directory.latest(prepared.layers)
-            directory.rewind(state.round)
+            whole = directory.latest(prepared.layers)  # the last state whose line is in the history
+            directory.rewind(whole.round)
             past = directory.history()
-            if self._is_over(past, state.round):
+            if self._is_over(past, whole.round):
                 return
             upload = past[-1]["upload_total"] if past else 0
-            stored, whole = state.round, state  # the last checkpoint, and the last state whose line is in the history
+            stored = whole.round  # the last checkpoint
             engine = stack.enter_context(prepared.engine() if engine is None else nullcontext(engine))
             config, settings = prepared.experiment.evaluation, prepared.experiment.record
             rounds = prepared.experiment.training.rounds
             try:
-                for after, record in fit(state, prepared.algorithm, engine, prepared.plan):
+                for after, record in fit(whole, prepared.algorithm, engine, prepared.plan):
                     started = time.perf_counter()
                     figures: Figures = {}
                     if record.round % config.every == 0 or record.round == rounds:
@@ -452,8 +452,8 @@ def default_directory(experiment: Experiment) -> Path:
 def _describe(prepared: Prepared) -> dict[str, Any]:
     """What run.json says of the experiment besides the recipe."""
     task = prepared.task
-    notes = dict(task.notes)
-    if len(notes.get("table", ())) > 1000:
+    notes = task.described()
+    if len(notes.get("table", ())) > MOST_COUNTED:
         del notes["table"]
     return {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -21,6 +21,7 @@ from fedstrata.tasks.partitions import (
     Partition,
     Shards,
     TwoClassDirichlet,
+    XClass,
 )
 
 BALANCED = np.tile(np.arange(10), 100)
@@ -97,6 +98,13 @@ def test_iid_mix_puts_iid_nodes_first_and_lets_nodes_overlap():
     assert held[2:] == [1, 1, 1]
     overlapping = split(IidMix(iid=0, non_iid=11, classes=1, samples=100), BALANCED)
     assert len(np.unique(overlapping.indices)) < len(overlapping.indices)
+
+
+def test_x_class_gives_every_node_its_number_of_classes():
+    partition = split(XClass([10, 2, 1, 3], samples=90), BALANCED)
+    assert classes_held(partition, BALANCED) == [10, 2, 1, 3]
+    assert partition.sizes.tolist() == [90] * 4
+    assert all(len(np.unique(own)) == 90 for own in partition)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -193,6 +201,7 @@ EXAMPLES = [
     Iid(7),
     Iid(7, samples=20),
     IidMix(2, 2, 3, samples=30),
+    XClass([10, 2, 1], samples=30),
     FedAdpCase1(samples=30),
     FedAdpCase2(samples=30),
     Shards(10),
@@ -222,6 +231,8 @@ def test_the_generator_decides_everything(scheme):
         ("iid_mix", {"iid": 0, "non_iid": 0, "classes": 1}, "iid \\+ non_iid must be at least 1, got 0"),
         ("iid_mix", {"iid": -1, "non_iid": 2, "classes": 1}, "iid must be at least 0, got -1"),
         ("iid_mix", {"iid": 1, "non_iid": 1, "classes": 0}, "classes must be at least 1, got 0"),
+        ("x_class", {"classes": []}, "classes must name at least one node, got \\[\\]"),
+        ("x_class", {"classes": [2, 0]}, "classes must be at least 1 each, got \\[2, 0\\]"),
         ("fedadp_case1", {"samples": 0}, "samples must be at least 1, got 0"),
         ("fedadp_case2", {"clients": 1}, "clients must be at least 2, got 1"),
         ("shards", {"per_client": 0}, "per_client must be at least 1, got 0"),

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from fedstrata.cli import compare, data, flower, run, show
+from fedstrata.cli import compare, data, flower, report, reproduce, run, show
 from fedstrata.errors import FedstrataError, UserError
 
 app = typer.Typer(
@@ -23,7 +23,9 @@ app = typer.Typer(
 )
 app.command("run")(run.run_command)
 app.command("compare")(compare.compare_command)
+app.command("reproduce")(reproduce.reproduce_command)
 app.command("show")(show.show_command)
+app.command("report")(report.report_command)
 app.command("export")(show.export_command)
 app.command("partition")(show.partition_command)
 app.command("list")(show.list_command)

@@ -121,9 +121,10 @@ def partition_command(
     from fedstrata.runs import prepare
 
     task = prepare(load(recipe, settings=settings or [], seed=seed), data=data).task
-    if "table" not in task.notes:
+    notes = task.described()
+    if "table" not in notes:
         raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
-    Console().print(partition_table(task.notes["table"], task.notes["class_names"]))
+    Console().print(partition_table(notes["table"], notes["class_names"]))
 
 
 def list_command(

@@ -7,13 +7,15 @@ shared, not copied; models and updates pass through memory mapped before the for
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.arithmetic import cores
 from fedstrata.client import Client, Setup
 from fedstrata.messages import Order, Reply
 
@@ -32,7 +35,7 @@ def available_workers(device: str = "cpu") -> int:
     """How many workers to use when nobody says: the cores we may use, where forking is safe."""
     if not sys.platform.startswith("linux") or device != "cpu":
         return 1
-    return len(os.sched_getaffinity(0))
+    return cores()
 
 
 class LocalEngine:
@@ -81,8 +84,19 @@ def units_of_work(orders: Sequence[Order], sizes: np.ndarray, setup: Setup) -> l
     longest_first = sorted(orders, key=lambda order: -int(sizes[order.client]) * order.work)
     if setup.trainer == "client":
         return [[order] for order in longest_first]
-    count = -(-len(orders) // setup.stack_size)
-    return [longest_first[first::count] for first in range(count)]  # dealt out, so that stacks are alike
+    # Stacks of clients with alike numbers of samples, who finish together, and of alike work, to share out evenly.
+    work = np.array([int(sizes[order.client]) * order.work for order in longest_first], dtype=np.float64)
+    stacks = STACKS_TO_SHARE * -(-len(orders) // setup.stack_size)
+    which = ((work.cumsum() - work / 2) * stacks // work.sum()).astype(np.int64)
+    units: list[list[Order]] = [[] for _ in range(stacks)]
+    for order, at in zip(longest_first, which, strict=True):
+        units[at].append(order)
+    size = setup.stack_size
+    return [unit[first : first + size] for unit in units for first in range(0, len(unit), size)]
+
+
+STACKS_TO_SHARE = 2
+"""How many times more stacks than the clients would fill: more of them leave no worker idle, fewer cost less."""
 
 
 def _answer(client: Client, unit: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
@@ -95,6 +109,46 @@ def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """A matrix that forked processes share; it needs no room in /dev/shm."""
     size = max(1, rows * columns * dtype.itemsize)
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=rows * columns).view(rows, columns)
+
+
+class _Post:
+    """What passes through pipes: tensors in shared memory by name, the small others as arrays."""
+
+    def __init__(self, model: Tensor, updates: Tensor) -> None:
+        self._shared = [*updates, model]
+        self._names = {tensor.data_ptr(): name for name, tensor in enumerate(self._shared)}
+
+    def pack(self, message: Any) -> bytes:
+        """As bytes."""
+        file = io.BytesIO()
+        _Packer(file, self._names).dump(message)
+        return file.getvalue()
+
+    def unpack(self, message: bytes) -> Any:
+        """Back again."""
+        return _Unpacker(io.BytesIO(message), self._shared).load()
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, names: dict[int, int]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._names = names
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._names.get(value.data_ptr()) if isinstance(value, Tensor) and value.ndim == 1 else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Torch would open a file descriptor for each tensor."""
+        return (torch.from_numpy, (value.numpy(),)) if isinstance(value, Tensor) else NotImplemented
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: list[Tensor]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, name: int) -> Tensor:
+        return self._shared[name]
 
 
 @dataclass
@@ -111,6 +165,7 @@ class _Crew:
         self._setup, self._sizes = setup, sizes
         self._model = _shared(1, setup.layers.numel, setup.layers.dtype)[0]
         self._updates = _shared(slots, setup.layers.numel, setup.layers.dtype)
+        self._post = _Post(self._model, self._updates)
         self._slot: dict[int, int] = {}  # client -> its row
         self._home: dict[int, int] = {}  # client -> the worker that keeps its update
         self._team: list[_Worker] = []
@@ -132,12 +187,12 @@ class _Crew:
             return
         if orders[0].model is not None:
             self._model.copy_(orders[0].model)
+            orders = [replace(order, model=self._model) for order in orders]
         if orders[0].kind == "train":
             self._slot = {order.client: slot for slot, order in enumerate(orders)}
             self._home = {}
         queues = self._assign(units_of_work(orders, self._sizes, self._setup))
-        for at in range(len(self._team)):
-            self._next(at, queues)
+        self._next(range(len(self._team)), queues)
         while busy := {w.pipe: at for at, w in enumerate(self._team) if w.job is not None}:
             for pipe in wait(list(busy)):
                 at = busy[pipe]  # type: ignore[index]
@@ -149,7 +204,7 @@ class _Crew:
                 elif isinstance(replies, str):
                     order = unit[0]
                     replies = [Reply(order.kind, order.round, order.attempt, order.client, error=replies)]
-                self._next(at, queues)  # it goes on while we look at what it did
+                self._next([at], queues)  # it goes on while we look at what it did
                 yield from replies
 
     def _assign(self, units: list[list[Order]]) -> dict[int | None, deque[list[Order]]]:
@@ -160,34 +215,32 @@ class _Crew:
             queues[self._home.get(unit[0].client) if unit[0].kind == "upload" else None].append(unit)
         return queues
 
-    def _next(self, at: int, queues: dict[int | None, deque[list[Order]]]) -> None:
-        queue = queues[at] or queues[None]
-        if not queue:
-            return
-        unit, worker = queue.popleft(), self._team[at]
-        worker.job = unit
-        if unit[0].kind == "train":
-            self._home |= dict.fromkeys((order.client for order in unit), at)
-        packed = [_to_numpy(replace(order, model=None)) for order in unit]
-        slots = [self._slot.get(order.client, -1) for order in unit]
-        with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
-            worker.pipe.send((packed, slots, unit[0].model is not None))
+    def _next(self, which: Iterable[int], queues: dict[int | None, deque[list[Order]]]) -> None:
+        """Give some workers their next unit. They may take our place at once, so all is packed before any is sent."""
+        ready: list[tuple[_Worker, bytes]] = []
+        for at in which:
+            queue, worker = queues[at] or queues[None], self._team[at]
+            if not queue:
+                continue
+            unit = worker.job = queue.popleft()
+            if unit[0].kind == "train":
+                self._home |= dict.fromkeys((order.client for order in unit), at)
+            ready.append((worker, self._post.pack((unit, [self._slot.get(order.client) for order in unit]))))
+        for worker, message in ready:
+            with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
+                worker.pipe.send_bytes(message)
 
     def _receive(self, at: int) -> list[Reply] | str:
         """What a worker answers; or how it died, in which case there is a new one in its place."""
         worker = self._team[at]
         worker.job = None
         try:
-            answers = worker.pipe.recv()
+            replies: list[Reply] = self._post.unpack(worker.pipe.recv_bytes())
         except (EOFError, OSError):
             worker.process.join()
             worker.pipe.close()
             self._team[at] = self._hire()
             return f"worker process died with exit code {worker.process.exitcode}"
-        replies = []
-        for packed, has_update in answers:
-            reply: Reply = _to_torch(packed)
-            replies.append(replace(reply, update=self._updates[self._slot[reply.client]]) if has_update else reply)
         return replies
 
     def stop(self) -> None:
@@ -206,16 +259,12 @@ def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inheri
         other.close()
     torch.set_num_threads(1)
     keep_memory()
-    client = Client(setup)
+    client, post = Client(setup), _Post(model, updates)
     with suppress(EOFError, OSError):
         while True:
-            packed, slots, has_model = pipe.recv()
-            orders = [_to_torch(order) for order in packed]
-            if has_model:
-                orders = [replace(order, model=model) for order in orders]
-            buffers = [updates[slot] if slot >= 0 else None for slot in slots]
-            replies = _answer(client, orders, buffers)
-            pipe.send([(_to_numpy(replace(reply, update=None)), reply.update is not None) for reply in replies])
+            orders, slots = post.unpack(pipe.recv_bytes())
+            buffers = [None if slot is None else updates[slot] for slot in slots]
+            pipe.send_bytes(post.pack(_answer(client, orders, buffers)))
     os._exit(0)
 
 
@@ -228,20 +277,3 @@ def keep_memory() -> None:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-
-
-def _to_numpy(message: Any) -> Any:
-    """Small tensors pass through a pipe as arrays: torch would open a file descriptor for each."""
-    return replace(message, **{k: _convert(v, Tensor, lambda t: t.numpy()) for k, v in vars(message).items()})
-
-
-def _to_torch(message: Any) -> Any:
-    return replace(message, **{k: _convert(v, np.ndarray, torch.from_numpy) for k, v in vars(message).items()})
-
-
-def _convert(value: Any, kind: type, function: Any) -> Any:
-    if isinstance(value, kind):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _convert(item, kind, function) for key, item in value.items()}
-    return value

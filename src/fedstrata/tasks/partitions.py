@@ -109,6 +109,23 @@ class IidMix:
 
 
 @dataclass(frozen=True)
+class XClass:
+    """FedAdp's nodes one by one: node i draws from `classes[i]` random classes; all classes make it an IID node."""
+
+    classes: list[int]
+    samples: int = 600
+
+    def __post_init__(self) -> None:
+        require(len(self.classes) > 0, "classes", self.classes, "must name at least one node")
+        require(min(self.classes) >= 1, "classes", self.classes, "must be at least 1 each")
+        _at_least(1, samples=self.samples)
+
+    def split(self, labels: NDArray[Any], generator: np.random.Generator) -> Partition:
+        """Draw the nodes one after the other."""
+        return Partition.from_lists(_x_class_nodes(self.classes, self.samples, labels, generator))
+
+
+@dataclass(frozen=True)
 class FedAdpCase1:
     """FedAdp's first general case: the nodes' numbers of classes are 1, 2, …, `clients` in random order."""
 
@@ -249,6 +266,7 @@ class TwoClassDirichlet:
 PARTITIONS: dict[str, type] = {
     "iid": Iid,
     "iid_mix": IidMix,
+    "x_class": XClass,
     "fedadp_case1": FedAdpCase1,
     "fedadp_case2": FedAdpCase2,
     "shards": Shards,

@@ -16,6 +16,9 @@ from torch.utils.data import Dataset, default_collate
 
 from fedstrata.errors import DataError
 
+MOST_COUNTED = 1000
+"""Clients, and classes, up to which a run directory keeps how many samples of which class a client has."""
+
 
 class Data(Protocol):
     """Samples that are gathered by index, so that they can stay where they are."""
@@ -145,6 +148,26 @@ class Task:
     def sizes(self) -> np.ndarray:
         """Every client's number of training samples, int64 [N]."""
         return _sizes(self.clients, self.client)
+
+    def described(self) -> dict[str, Any]:
+        """`notes`, with the clients × classes table counted where they have none and targets are class numbers."""
+        notes = dict(self.notes)
+        if "table" not in notes and len(self.clients) <= MOST_COUNTED and (table := self._count_classes()) is not None:
+            notes |= {"class_names": [str(number) for number in range(table.shape[1])], "table": table.tolist()}
+        return notes
+
+    def _count_classes(self) -> np.ndarray | None:
+        """Samples by client and class; None unless all targets are in memory, whole and like the numbers of classes."""
+        rows = []
+        for shard in map(self.client, range(len(self.clients))):
+            if not isinstance(shard, Samples) or shard.targets.ndim != 1 or shard.targets.is_floating_point():
+                return None
+            targets = shard.targets if shard.rows is None else shard.targets[torch.from_numpy(shard.rows)]
+            if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < MOST_COUNTED:
+                return None
+            rows.append(torch.bincount(targets.long()).numpy())
+        classes = max(map(len, rows))
+        return np.stack([np.pad(row, (0, classes - len(row))) for row in rows]) if classes else None
 
     def held_out_sizes(self) -> np.ndarray:
         """Every client's number of held-out samples, int64 [N]."""

@@ -1,7 +1,7 @@
 """The one special kernel: plain multilayer perceptrons under cross-entropy, with the backward pass written out.
 
-It works on displacements, D = W − A from the global weights A, where a spring pulls on them: c D is then one pass over
-memory. What A itself does to the samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
+It works on displacements, D = W − A from the global weights A, where a spring pulls on them. What A itself does to the
+samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
 
 A stack of S clients is a matrix of weights [S, P] and one of gradients, or of momentum, with which the new gradient is
 merged in the matrix product that computes it (V ← β V + dᵀ a). One client works on matrices, several on batches.
@@ -73,21 +73,27 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 class Pass:
-    """Forward and backward for the first `active` rows of a stack; the views are made once.
+    """Forward and backward for the rows of a stack; the views are made once.
 
     With an `anchor`, the rows are displacements from it, and a step is given the anchor's part of the first layer.
     """
 
     def __init__(
-        self, network: Perceptron, rows: Tensor, gradients: Tensor, active: int, anchor: Tensor | None = None
+        self,
+        network: Perceptron,
+        rows: Tensor,
+        gradients: Tensor,
+        keep: float,
+        batch: int,
+        anchor: Tensor | None = None,
     ) -> None:
-        self.single = active == 1
+        self.single = len(rows) == 1
         self.relu = [affine.relu for affine in network.chain]
-        self.weights = [self._matrix(rows, affine.weight, active) for affine in network.chain]
-        self.biases = [self._row(rows, affine.bias, active) for affine in network.chain]
-        self.to_weights = [self._matrix(gradients, affine.weight, active) for affine in network.chain]
-        self.to_biases = [self._row(gradients, affine.bias, active) for affine in network.chain]
-        self.ones = torch.ones(0)
+        self.weights = [self._matrix(rows, affine.weight) for affine in network.chain]
+        self.biases = [self._row(rows, affine.bias) for affine in network.chain]
+        self.to_weights = [self._matrix(gradients, affine.weight) for affine in network.chain]
+        self.to_biases = [self._row(gradients, affine.bias) for affine in network.chain]
+        self.keep, self.ones, self.nothing = keep, rows.new_ones(batch), rows.new_zeros(1)
         self.displaced: list[tuple[Tensor, Tensor, Tensor]] = []  # anchor, displacement, and where their sum goes
         if anchor is not None:
             for at, affine in enumerate(network.chain[1:], start=1):
@@ -101,67 +107,57 @@ class Pass:
         self.displaced.append((anchor, displacement, torch.empty_like(displacement)))
         return self.displaced[-1][2]
 
-    def _matrix(self, flat: Tensor, entry: Entry, active: int) -> Tensor:
-        view = entry.of(flat[:active])
+    def _matrix(self, flat: Tensor, entry: Entry) -> Tensor:
+        view = entry.of(flat)
         return view[0] if self.single else view
 
-    def _row(self, flat: Tensor, entry: Entry | None, active: int) -> Tensor | None:
+    def _row(self, flat: Tensor, entry: Entry | None) -> Tensor | None:
         if entry is None:
             return None
-        view = entry.of(flat[:active])
-        return view[0] if self.single else view[:, None, :]
+        view = entry.of(flat)
+        return view if self.single else view[:, None, :]
 
-    def merge_one(self, inputs: Tensor, targets: Tensor, beta: float, base: Tensor | None = None) -> Tensor:
-        """Gradients ← β gradients + the gradient of the mean loss, for one client; return the sum of the losses.
+    def merge(
+        self, inputs: Tensor, targets: Tensor, scale: Tensor, outputs: Tensor, base: Tensor | None = None
+    ) -> None:
+        """Gradients ← keep · gradients + the gradient of the scaled losses' sum; `outputs` ← what the model says.
 
-        `inputs` are [B, in], `targets` [B, classes], one-hot; `base` is the anchor's x Aᵀ + b.
+        For one client, `inputs` are [B, in] and `outputs` [classes, B]: the classes first, because a softmax along
+        neighbours in memory is slow. `scale` is [1, B], and zero for a sample that only pads; `targets` are −scale
+        where the class is the sample's and zero elsewhere. `base` is the anchor's x Aᵀ + b. For several clients all of
+        them have one more dimension in front.
         """
-        values, error, loss = self._forward(inputs, targets, base, torch.addmm)
-        count = inputs.shape[0]
-        scale = 1 / count
-        if self.ones.shape[0] < count:
-            self.ones = inputs.new_ones(count)
+        values = self._forward(inputs, outputs, base)
+        error = torch.addcmul(targets, outputs.softmax(-2), scale).transpose(-1, -2)
         for at in reversed(range(len(self.weights))):
-            to_bias = self.to_biases[at]
-            if to_bias is not None:
-                to_bias.addmv_(error.t(), self.ones[:count], beta=beta, alpha=scale)
-            self.to_weights[at].addmm_(error.t(), values[at], beta=beta, alpha=scale)
+            to_weight, to_bias = self.to_weights[at], self.to_biases[at]
+            if self.single:
+                if to_bias is not None:
+                    to_bias[0].addmv_(error.t(), self.ones, beta=self.keep)
+                to_weight.addmm_(error.t(), values[at], beta=self.keep)
+            else:
+                if to_bias is not None:
+                    torch.add(error.sum(1, keepdim=True), to_bias, alpha=self.keep, out=to_bias)
+                # Not `baddbmm_`: these rows of a larger matrix are not contiguous, and it would take them one by one.
+                torch.add(torch.bmm(error.transpose(1, 2), values[at]), to_weight, alpha=self.keep, out=to_weight)
             error = self._back(error, values, at)
-        return loss
 
-    def merge_many(
-        self, inputs: Tensor, targets: Tensor, scale: Tensor, beta: float, base: Tensor | None = None
-    ) -> Tensor:
-        """The same for several clients, [active, B, …]; return the sums of their losses, [active].
-
-        `targets` are all zero for a sample that only pads; `scale`, [active, B, 1], is one over the batch's length, and
-        zero for such a sample.
-        """
-        values, error, losses = self._forward(inputs, targets, base, torch.baddbmm)
-        error.mul_(scale)
-        for at in reversed(range(len(self.weights))):
-            to_bias = self.to_biases[at]
-            if to_bias is not None:
-                to_bias.mul_(beta).add_(error.sum(1, keepdim=True))
-            self.to_weights[at].baddbmm_(error.transpose(1, 2), values[at], beta=beta)
-            error = self._back(error, values, at)
-        return losses
-
-    def _forward(
-        self, inputs: Tensor, targets: Tensor, base: Tensor | None, product: Callable[..., Tensor]
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """What enters each layer, softmax − target, and the sum of the losses."""
+    def _forward(self, inputs: Tensor, outputs: Tensor, base: Tensor | None) -> list[Tensor]:
+        """What enters each layer, [B, in]; the last one's result goes to `outputs`."""
         for anchor, displacement, place in self.displaced:
             torch.add(anchor, displacement, out=place)
-        values = [inputs]
-        for at, (relu, transposed, bias) in enumerate(zip(self.relu, self.transposed, self.biases, strict=True)):
+        values, product = [inputs], torch.addmm if self.single else torch.baddbmm
+        for at, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if at == 0 and base is not None:
                 bias = base if bias is None else base + bias
-            out = values[-1] @ transposed if bias is None else product(bias, values[-1], transposed)
-            values.append(out.relu_() if relu else out)
-        log_shares = values.pop().log_softmax(-1)
-        loss = torch.linalg.vecdot(log_shares.flatten(-2), targets.flatten(-2)).neg_()
-        return values, log_shares.exp_().sub_(targets), loss
+            if at + 1 == len(self.weights):
+                start = self.nothing if bias is None else bias.transpose(-1, -2)
+                product(start, weight, values[-1].transpose(-1, -2), out=outputs)
+            else:
+                start = self.nothing if bias is None else bias
+                out = product(start, values[-1], self.transposed[at])
+                values.append(out.relu_() if self.relu[at] else out)
+        return values
 
     def _back(self, error: Tensor, values: list[Tensor], at: int) -> Tensor:
         """The error one layer further down."""

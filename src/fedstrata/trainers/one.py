@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedstrata.messages import Order
 from fedstrata.tasks.task import Data
-from fedstrata.trainers.schedule import batches
+from fedstrata.trainers.schedule import schedule
 from fedstrata.trainers.springs import Spring, is_due, mean_per_layer
 
 if TYPE_CHECKING:
@@ -24,9 +24,11 @@ def train_one(setup: Setup, model: nn.Module, order: Order, data: Data, anchor: 
     spring = Spring(setup.objective, order.objective_state, setup.layers, parameters, anchors)
     optimizer = setup.training.local_optimizer(parameters.values(), order.round)
     total, seen = torch.zeros((), dtype=torch.float64), 0
-    for first_of_epoch, indices in batches(len(data), order, setup.training, setup.seed):
-        if is_due(setup.objective, first_of_epoch, first_of_round=seen == 0):
+    plan = schedule(len(data), order, setup.training, setup.seed)
+    for step in range(len(plan)):
+        if is_due(setup.objective, step, plan):
             spring.refresh()
+        indices = plan.batch(step)
         inputs, targets = setup.to_device(data.batch(indices))
         optimizer.zero_grad(set_to_none=True)
         loss = setup.task.loss(model(inputs), targets)

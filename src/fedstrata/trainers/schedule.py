@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,16 +11,33 @@ from fedstrata.messages import Order
 from fedstrata.training import Training
 
 
-def batches(samples: int, order: Order, training: Training, seed: int) -> Iterator[tuple[bool, np.ndarray]]:
-    """Batches of positions, with whether each opens an epoch: `work` epochs, or `work` steps."""
+@dataclass(frozen=True)
+class Schedule:
+    """A client's batches: positions among its samples, int64 [steps, B], with −1 where a batch is shorter than B."""
+
+    positions: np.ndarray
+    steps_per_epoch: int
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def batch(self, step: int) -> np.ndarray:
+        """The positions of one step's samples."""
+        row: np.ndarray = self.positions[step]
+        return row[row >= 0]
+
+    def opens_epoch(self, step: int) -> bool:
+        """Whether an epoch begins with this step."""
+        return step % self.steps_per_epoch == 0
+
+
+def schedule(samples: int, order: Order, training: Training, seed: int) -> Schedule:
+    """`work` epochs, each in an order of its own, or as many of them as hold `work` steps."""
     generator = rng.generator(seed, "batches", round=order.round, attempt=order.attempt, client=order.client)
-    size, counts_steps = training.batch_size, training.steps is not None
-    epochs = steps = 0
-    while steps < order.work if counts_steps else epochs < order.work:
-        shuffled = generator.permutation(samples)
-        for start in range(0, samples, size):
-            if counts_steps and steps == order.work:
-                return
-            yield start == 0, shuffled[start : start + size]
-            steps += 1
-        epochs += 1
+    size = min(training.batch_size, max(1, samples))
+    per_epoch = -(-samples // size)
+    steps = order.work * per_epoch if training.steps is None else order.work
+    epochs = np.full((-(-steps // max(1, per_epoch)), per_epoch * size), -1, dtype=np.int64)
+    for epoch in epochs:
+        epoch[:samples] = generator.permutation(samples)
+    return Schedule(epochs.reshape(-1, size)[:steps], max(1, per_epoch))

@@ -1,6 +1,6 @@
 """The spring ½ Σ c (w − a)²: an objective only says how stiff it is; value and pull are derived from that.
 
-This is one client's; `stack.py` has the same pull for the rows of a stack.
+This is one client's; `motion.py` has the same pull for the rows of a stack.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedstrata.algorithm import Objective, State, Tensors
 from fedstrata.layers import Layers
+from fedstrata.trainers.schedule import Schedule
 
 
-def is_due(objective: Objective, first_of_epoch: bool, first_of_round: bool) -> bool:
+def is_due(objective: Objective, step: int, plan: Schedule) -> bool:
     """Whether the stiffness is to be computed anew before this step."""
-    return objective.refresh == "step" or first_of_round or (objective.refresh == "epoch" and first_of_epoch)
+    return objective.refresh == "step" or step == 0 or (objective.refresh == "epoch" and plan.opens_epoch(step))
 
 
 class Spring:

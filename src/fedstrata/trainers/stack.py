@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.functional import one_hot
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.algorithm import Objective
@@ -23,25 +22,25 @@ from fedstrata.layers import Layers
 from fedstrata.messages import Order
 from fedstrata.tasks.task import Data, Samples
 from fedstrata.trainers.mlp import Pass, Perceptron, as_perceptron
-from fedstrata.trainers.schedule import batches
+from fedstrata.trainers.motion import Motion, OnDisplacements, OnWeights, Springs
+from fedstrata.trainers.schedule import Schedule, schedule
 from fedstrata.trainers.springs import is_due, mean_per_layer
 
 if TYPE_CHECKING:
     from fedstrata.client import Setup
 
-CACHE = 1 << 20
-"""Bytes of weights and gradients that a stack may take: about half of a core's second-level cache."""
+CACHE = 5 << 18
+"""Bytes of weights and gradients that a stack may take: a bit more than half of a core's second-level cache."""
 
-LARGEST = 5
+LARGEST = 20
 """Clients in a stack: more of them share the cost of a call further, but leave fewer stacks for the workers."""
 
-
-GATHERED = 1 << 18
-"""Bytes of samples to gather in one go."""
+GATHERED, FEWEST_GATHERED = 1 << 18, 16
+"""Bytes of samples to gather in one go; but at least those of so many steps."""
 
 
 def stack_size(layers: Layers) -> int:
-    """How many clients to stack, from the model's size alone."""
+    """How many clients to stack at most, from the model's size alone."""
     return max(1, min(LARGEST, CACHE // (2 * layers.numel * layers.itemsize)))
 
 
@@ -65,7 +64,7 @@ class _Member:
 
     order: Order
     data: Data
-    steps: list[tuple[bool, np.ndarray]]
+    plan: Schedule
 
 
 class StackTrainer:
@@ -82,44 +81,40 @@ class StackTrainer:
         members = []
         for order in orders:
             data = setup.task.client(order.client)
-            members.append(_Member(order, data, list(batches(len(data), order, training, setup.seed))))
-        ranking = sorted(range(len(members)), key=lambda k: -len(members[k].steps))
+            members.append(_Member(order, data, schedule(len(data), order, training, setup.seed)))
+        ranking = sorted(range(len(members)), key=lambda k: -len(members[k].plan))
         ranked = [members[k] for k in ranking]
-        # Rows are weights, or, for the kernel with springs that may pull, displacements from the anchor.
         network = self.network
         kernel = network is not None and all(_has_classes(member.data, network.classes) for member in ranked)
         refreshes = _refreshes(setup.objective, ranked)
-        settled = max(refreshes) == 0  # the stiffness at the anchor is that of the whole round
-        displaced = kernel and not (settled and _is_free(setup.objective, ranked[0].order, setup.layers, anchor))
-        rows = anchor.expand(len(ranked), -1).clone()
-        if displaced:
-            rows.zero_()
-        optimizer = _Optimizer(setup, rows, orders[0].round, anchor if displaced else None)
-        springs = _Springs(setup.objective, [m.order for m in ranked], setup.layers, rows, anchor, displaced)
+        springs = Springs(setup.objective, [member.order for member in ranked], setup.layers, anchor)
+        free = not refreshes and _is_free(setup.objective, ranked[0].order, setup.layers, anchor)
+        # Displacements need a model that can be given as the anchor's part and theirs: the kernel.
+        displaced = kernel and training.optimizer == "sgd" and not free
+        motion: Motion = (OnDisplacements if displaced else OnWeights)(setup, orders[0].round, springs)
         gradients: _Gradients
         if kernel:
-            assert self.network is not None
-            from_anchor = anchor if displaced else None
-            gradients = _PerceptronGradients(self.network, ranked, rows, optimizer.gradients, from_anchor)
+            assert network is not None
+            gradients = _PerceptronGradients(network, ranked, motion)
         else:
-            gradients = _FunctionalGradients(ranked, rows, optimizer.gradients, setup)
-        losses = torch.zeros(len(ranked[0].steps), len(ranked), dtype=rows.dtype)
+            gradients = _FunctionalGradients(ranked, motion, setup)
         active = len(ranked)
-        for step, losses_now in enumerate(losses):
-            while len(ranked[active - 1].steps) <= step:
+        for step in range(len(ranked[0].plan)):
+            while len(ranked[active - 1].plan) <= step:
                 active -= 1
-            if step in refreshes:
-                springs.refresh(refreshes[step])
-            gradients.merge(step, active, optimizer.beta, losses_now)
-            springs.pull(optimizer.gradients, active)
-            optimizer.step(active)
-        totals = losses.double().sum(0)
-        samples = [sum(len(indices) for _, indices in member.steps) for member in ranked]
+            if step == 0:
+                motion.refresh(step, range(active))
+            elif step in refreshes:
+                motion.refresh(step, refreshes[step])
+            gradients.merge(step, active)
+            motion.step(step, active)
+        gradients.close()
         results: list[Any] = [None] * len(ranked)
         for row, place in enumerate(ranking):
+            plan = ranked[row].plan
+            loss = float(gradients.losses[row]) / max(1, int((plan.positions >= 0).sum()))
             stiffness = mean_per_layer(springs.of(row), setup.layers) if setup.record else None
-            update = rows[row] if displaced else rows[row] - anchor
-            results[place] = (update, float(totals[row]) / max(1, samples[row]), stiffness)
+            results[place] = (motion.update(row, len(plan)), loss, stiffness)
         return results
 
 
@@ -138,90 +133,131 @@ def _is_free(objective: Objective, order: Order, layers: Layers, anchor: Tensor)
 
 
 def _refreshes(objective: Objective, members: list[_Member]) -> dict[int, list[int]]:
-    """Before which steps which rows compute their stiffness anew."""
-    due: dict[int, list[int]] = {0: list(range(len(members)))}
+    """Before which steps, other than the first, which rows compute their stiffness anew."""
+    due: dict[int, list[int]] = {}
     if objective.refresh != "round":
         for row, member in enumerate(members):
-            for step, (first_of_epoch, _) in enumerate(member.steps):
-                if step and is_due(objective, first_of_epoch, first_of_round=False):
+            for step in range(1, len(member.plan)):
+                if is_due(objective, step, member.plan):
                     due.setdefault(step, []).append(row)
     return due
 
 
 class _Gradients(Protocol):
-    def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
-        """Gradients ← β gradients + the step's gradient, for the first rows; write the sums of their losses."""
+    losses: Tensor
+    """The sum of each client's losses, float64 [S], once `close` was called."""
+
+    def merge(self, step: int, active: int) -> None:
+        """Merge the step's gradient, for the first rows, as the motion wants it."""
+        ...
+
+    def close(self) -> None:
+        """The last step is done."""
         ...
 
 
 class _PerceptronGradients:
     """Through the kernel; in a stack, short batches are padded with samples that do not count."""
 
-    def __init__(
-        self, network: Perceptron, members: list[_Member], weights: Tensor, into: Tensor, anchor: Tensor | None
-    ) -> None:
-        self.network, self.weights, self.into, self.anchor = network, weights, into, anchor
-        self.passes: dict[int, Pass] = {}
-        inputs, labels, offset = [], [], 0
-        size = max(len(indices) for member in members for _, indices in member.steps)
-        rows = np.full((len(members[0].steps), len(members), size), -1, dtype=np.int64)
-        for at, member in enumerate(members):
-            data = member.data
-            assert isinstance(data, Samples)
-            # A client's samples, once and together: batches are then gathered from the cache, not from all of memory.
-            own = slice(None) if data.rows is None else torch.from_numpy(data.rows)
-            inputs.append(data.inputs[own].flatten(1))
-            labels.append(data.targets[own])
-            for step, (_, indices) in enumerate(member.steps):
-                rows[step, at, : len(indices)] = indices + offset
-            offset += len(data)
-        self.inputs = torch.cat(inputs).to(weights.dtype)
-        self.targets = one_hot(torch.cat(labels), network.classes).to(weights.dtype)
+    def __init__(self, network: Perceptron, members: list[_Member], motion: Motion) -> None:
+        self.network, self.members, self.motion = network, members, motion
+        anchor = motion.anchor
+        self.dtype = motion.buffers(0)[0].dtype
+        self.inputs, targets, owned = _in_one_place([member.data for member in members], copied=anchor is not None)
+        width = max(member.plan.positions.shape[1] for member in members)
+        rows = np.zeros((len(members[0].plan), len(members), width), dtype=np.int64)
+        valid = np.zeros(rows.shape, dtype=bool)
+        for at, (member, own) in enumerate(zip(members, owned, strict=True)):
+            positions = member.plan.positions
+            rows[: len(positions), at, : positions.shape[1]] = own[positions]  # at −1, some sample, as padding
+            valid[: len(positions), at, : positions.shape[1]] = positions >= 0
+        self.rows = torch.from_numpy(rows)
+        self.labels = targets[self.rows].where(torch.from_numpy(valid), -1)  # padding is of no class
+        scale = motion.share * valid / np.maximum(valid.sum(2, keepdims=True), 1)
+        self.scale = torch.from_numpy(scale).to(self.dtype)[:, :, None, :]
         self.base: Tensor | None = None
         if anchor is not None:
             first = network.chain[0]
-            self.base = self.inputs @ first.weight.of(anchor).t()
+            self.base = self.inputs.to(self.dtype) @ first.weight.of(anchor).t()
             if first.bias is not None:
                 self.base += first.bias.of(anchor)
-        counts = (rows >= 0).sum(2)
-        self.lengths = counts[:, 0].tolist()
-        self.rows = torch.from_numpy(np.maximum(rows, 0))
-        if len(members) > 1:
-            self.valid = torch.from_numpy(rows >= 0).to(weights.dtype)[..., None]
-            self.scale = self.valid / torch.from_numpy(np.maximum(counts, 1))[..., None, None]
-        bytes_per_step = rows[0].size * network.inputs * weights.itemsize
-        self.ahead = max(1, GATHERED // bytes_per_step)  # steps whose samples are gathered in one go
-        self.gathered: list[Tensor | None] = []
+        self.classes = torch.arange(network.classes)[:, None]
+        self.ahead = max(FEWEST_GATHERED, GATHERED // (rows[0].size * network.inputs * self.dtype.itemsize))
+        self.passes: dict[tuple[int, int], Pass] = {}
+        self.block: _Block | None = None
+        self.losses = torch.zeros(len(members), dtype=torch.float64)
 
-    def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
-        if active not in self.passes:
-            self.passes[active] = Pass(self.network, self.weights, self.into, active, self.anchor)
-        within = step % self.ahead
-        if within == 0:
-            rows = self.rows[step : step + self.ahead]
-            shape, flat = (*rows.shape, -1), rows.reshape(-1)
-            sources = (self.inputs, self.targets, self.base)
-            self.gathered = [None if all_ is None else all_.index_select(0, flat).view(shape) for all_ in sources]
-        if active == 1:
-            length = self.lengths[step]
-            inputs, targets, base = (None if part is None else part[within, 0, :length] for part in self.gathered)
-            assert inputs is not None
-            assert targets is not None
-            losses[0] = self.passes[1].merge_one(inputs, targets, beta, base)
-        else:
-            inputs, targets, base = (None if part is None else part[within, :active] for part in self.gathered)
-            assert inputs is not None
-            assert targets is not None
-            padded = targets * self.valid[step, :active]
-            scale = self.scale[step, :active]
-            losses[:active] = self.passes[active].merge_many(inputs, padded, scale, beta, base)
+    def merge(self, step: int, active: int) -> None:
+        block = self.block
+        if block is None or step == block.until:
+            self.close()
+            block = self.block = self._gather(step, active)
+        self._pass(step, active).merge(*block.steps[step - block.first])
+
+    def _pass(self, step: int, active: int) -> Pass:
+        """The rows and where their gradients go are the same in every second step, if not in all."""
+        key = (step % 2, active)
+        if key not in self.passes:
+            rows, into = (buffer[:active] for buffer in self.motion.buffers(step))
+            self.passes[key] = Pass(self.network, rows, into, self.motion.keep, self.rows.shape[2], self.motion.anchor)
+        return self.passes[key]
+
+    def close(self) -> None:
+        if self.block is not None:
+            right = self.block.outputs.log_softmax(-2) * self.block.is_class
+            losses = right.sum((0, -1, -2)).neg_()
+            self.losses[: losses.numel()] += losses
+
+    def _gather(self, step: int, active: int) -> _Block:
+        """The next steps' batches, up to where a client has no more."""
+        until = min(step + self.ahead, len(self.members[active - 1].plan))
+        here = np.s_[step:until, 0] if active == 1 else np.s_[step:until, :active]
+        rows, scale = self.rows[here], self.scale[here]
+
+        def gather(table: Tensor) -> Tensor:
+            return table.index_select(0, rows.reshape(-1)).view(*rows.shape, -1)
+
+        inputs = gather(self.inputs).to(self.dtype)
+        is_class = self.labels[here].unsqueeze(-2) == self.classes
+        targets = is_class * -scale
+        outputs = torch.empty_like(targets)
+        base = [None] * len(rows) if self.base is None else gather(self.base).unbind()
+        parts = (part.unbind() for part in (inputs, targets, scale, outputs))
+        return _Block(step, until, is_class, outputs, list(zip(*parts, base, strict=True)))
+
+
+@dataclass
+class _Block:
+    """Some steps with the same active clients, gathered together: [steps, active, …], or [steps, …] for one client."""
+
+    first: int
+    until: int
+    is_class: Tensor
+    outputs: Tensor
+    steps: list[tuple[Any, ...]]
+    """For each of them what `Pass.merge` asks for: inputs, targets, scale, outputs, base."""
+
+
+def _in_one_place(clients: Sequence[Data], copied: bool) -> tuple[Tensor, Tensor, list[np.ndarray]]:
+    """Inputs as vectors, labels, and which rows are whose. Tensors that clients share stay, unless `copied`."""
+    samples = [data for data in clients if isinstance(data, Samples)]
+    inputs, targets = samples[0].inputs, samples[0].targets
+    owned = [np.arange(len(data)) if data.rows is None else data.rows for data in samples]
+    if copied or any(data.inputs is not inputs or data.targets is not targets for data in samples):
+        pairs = [(data, torch.from_numpy(own)) for data, own in zip(samples, owned, strict=True)]
+        inputs = torch.cat([data.inputs[own] for data, own in pairs])
+        targets = torch.cat([data.targets[own] for data, own in pairs])
+        ends = np.cumsum([len(own) for own in owned])
+        owned = [np.arange(end - len(own), end) for own, end in zip(owned, ends, strict=True)]
+    return inputs.flatten(1), targets, owned
 
 
 class _FunctionalGradients:
     """Through `torch.func`: any model and loss, for groups of clients whose batches are equally long."""
 
-    def __init__(self, members: list[_Member], weights: Tensor, into: Tensor, setup: Setup) -> None:
-        self.members, self.weights, self.into, self.setup = members, weights, into, setup
+    def __init__(self, members: list[_Member], motion: Motion, setup: Setup) -> None:
+        self.members, self.motion, self.setup = members, motion, setup
+        self.losses = torch.zeros(len(members), dtype=torch.float64)
         frozen = {name: p.detach() for name, p in setup.model.named_parameters() if not p.requires_grad}
         setup.model.train()
 
@@ -231,100 +267,23 @@ class _FunctionalGradients:
 
         self.compute = vmap(grad_and_value(loss))
 
-    def merge(self, step: int, active: int, beta: float, losses: Tensor) -> None:
-        by_length: dict[int, list[int]] = {}
+    def merge(self, step: int, active: int) -> None:
+        weights, into = self.motion.buffers(step)
+        by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
         for row in range(active):
-            by_length.setdefault(len(self.members[row].steps[step][1]), []).append(row)
-        for length, rows in by_length.items():
-            parts = [self.setup.to_device(self.members[k].data.batch(self.members[k].steps[step][1])) for k in rows]
+            indices = self.members[row].plan.batch(step)
+            by_length.setdefault(len(indices), []).append((row, indices))
+        for length, group in by_length.items():
+            rows = [row for row, _ in group]
+            parts = [self.setup.to_device(self.members[row].data.batch(indices)) for row, indices in group]
             inputs, targets = (torch.stack([part[i] for part in parts]) for i in (0, 1))
-            chosen = self.weights[rows]
+            chosen = weights[rows]
             parameters = {entry.name: entry.of(chosen) for layer in self.setup.layers.layers for entry in layer.entries}
             gradients, values = self.compute(parameters, inputs, targets)
             entries = (entry for layer in self.setup.layers.layers for entry in layer.entries)
             flat = torch.cat([entry.flatten(gradients[entry.name]) for entry in entries], dim=1)
-            self.into[rows] = flat if beta == 0 else self.into[rows].mul_(beta).add_(flat)
-            losses[rows] = values * length
+            into[rows] = into[rows].mul_(self.motion.keep).add_(flat, alpha=self.motion.share)
+            self.losses[rows] += values.double() * length
 
-
-class _Springs:
-    """The springs of a stack, with the stiffness of each tensor as [S, …]."""
-
-    def __init__(
-        self,
-        objective: Objective,
-        orders: Sequence[Order],
-        layers: Layers,
-        rows: Tensor,
-        anchor: Tensor,
-        displaced: bool,
-    ) -> None:
-        self.objective, self.orders, self.layers = objective, orders, layers
-        self.rows, self.flat_anchor, self.displaced = rows, anchor, displaced
-        self.anchor = layers.views(anchor, trainable_only=True)
-        self.entries = {entry.name: entry for layer in layers.layers for entry in layer.entries}
-        self.stiffness: dict[str, Tensor] = {}
-        self.pulls: dict[int, list[tuple[Tensor, Tensor, Tensor | None, Tensor]]] = {}  # by the number of active rows
-
-    def refresh(self, which: Sequence[int]) -> None:
-        """Compute some clients' stiffness."""
-        self.pulls.clear()
-        for row in which:
-            local = self.flat_anchor + self.rows[row] if self.displaced else self.rows[row]
-            views = self.layers.views(local, trainable_only=True)
-            fresh = self.objective.stiffness(views, self.anchor, self.orders[row].objective_state, self.layers)
-            for name in self.stiffness.keys() - fresh.keys():
-                self.stiffness[name][row] = 0
-            for name, c in fresh.items():
-                if name not in self.stiffness:
-                    self.stiffness[name] = c.new_zeros(len(self.orders), *c.shape)
-                self.stiffness[name][row] = c
-
-    def of(self, row: int) -> dict[str, Tensor]:
-        """One client's stiffness."""
-        return {name: c[row] for name, c in self.stiffness.items()}
-
-    def pull(self, gradients: Tensor, active: int) -> None:
-        """Add c (w − a)."""
-        if not self.stiffness:
-            return
-        if active not in self.pulls:
-            self.pulls[active] = [self._views(name, gradients, active) for name in self.stiffness]
-        for gradient, weights, anchor, c in self.pulls[active]:
-            gradient.addcmul_(weights if anchor is None else weights - anchor, c)
-
-    def _views(self, name: str, gradients: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        entry, c = self.entries[name], self.stiffness[name][:active]
-        c = c.view(active, *[1] * (len(entry.shape) - c.ndim + 1), *c.shape[1:])
-        anchor = None if self.displaced else self.anchor[name]
-        return entry.of(gradients[:active]), entry.of(self.rows[:active]), anchor, c
-
-
-class _Optimizer:
-    """SGD or Adam on the rows of a stack; `beta` is what the next gradient is merged with."""
-
-    def __init__(self, setup: Setup, rows: Tensor, round: int, anchor: Tensor | None) -> None:
-        training = setup.training
-        self.rows, self.anchor, self.gradients = rows, anchor, torch.zeros_like(rows)
-        self.lr, self.decay = training.learning_rate(round), training.weight_decay
-        self.adam = training.optimizer == "adam"
-        self.beta = training.momentum
-        if self.adam:
-            self.first, self.second, self.count = torch.zeros_like(rows), torch.zeros_like(rows), 0
-
-    def step(self, active: int) -> None:
-        """Move the first rows."""
-        rows, gradients = self.rows[:active], self.gradients[:active]
-        if self.decay:
-            gradients.add_(rows, alpha=self.decay)
-            if self.anchor is not None:  # the rows are displacements from it, but all of the weights decay
-                gradients.add_(self.anchor, alpha=self.decay)
-        if not self.adam:
-            rows.add_(gradients, alpha=-self.lr)
-            return
-        self.count += 1
-        first, second = self.first[:active], self.second[:active]
-        first.lerp_(gradients, 1 - 0.9)
-        second.mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
-        scale = (second / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
-        rows.addcdiv_(first, scale, value=-self.lr / (1 - 0.9**self.count))
+    def close(self) -> None:
+        """Losses are up to date after each step."""

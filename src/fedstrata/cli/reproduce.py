@@ -1,0 +1,277 @@
+"""`fedstrata reproduce`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedstrata.cli.compare import parse_seeds
+from fedstrata.cli.run import Data
+from fedstrata.cli.tables import duration, figure
+from fedstrata.errors import UserError
+
+if TYPE_CHECKING:
+    from fedstrata.reproductions.jobs import Event
+    from fedstrata.reproductions.report import TextTable
+    from fedstrata.reproductions.study import Study, StudyRun
+
+Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where small results are stored.")]
+
+
+def reproduce_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A study from --list, or a .toml file.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="What exists, how long it takes, what is stored.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A first impression in minutes; nothing is stored.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="The tables of what is stored; runs nothing.")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Write the page of all stored results; runs nothing.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; the study's own if not given.")] = None,
+    cells: Annotated[str | None, typer.Option("--cells", help="Only these, with commas between.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Run directories; reproductions/NAME if not given.")
+    ] = None,
+    results: Results = Path("results"),
+    data: Data = None,
+    cores: Annotated[int | None, typer.Option("--workers", help="Runs side by side; all cores if not given.")] = None,
+) -> None:
+    """Run a table or figure of a paper, and put what was measured beside what the paper reports.
+
+    Examples:
+
+    fedstrata reproduce --list
+
+    fedstrata reproduce adaptive-mu --quick --data DIR
+
+    fedstrata reproduce fedadp-table1-mnist --seeds 0..2
+
+    Interrupted, the same command goes on where it was.
+    """
+    console = Console()
+    if list_all:
+        console.print(_overview(results))
+        return
+    if page is not None:
+        from fedstrata.reproductions.page import build
+
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(build(results), encoding="utf-8")
+        console.print(f"written: {page}", highlight=False, soft_wrap=True)
+        return
+    if name is None:
+        raise UserError("NAME is missing: a study from `fedstrata reproduce --list`")
+    from fedstrata.reproductions.study import load_study
+
+    whole = load_study(name)
+    study = _only(whole.quickened() if quick else whole, cells)
+    if show:
+        _show(console, study, results)
+        return
+    chosen = parse_seeds(seeds) if seeds is not None else list(range(study.seeds))
+    folder = out or Path("reproductions") / study.name
+    store = folder / "results" if quick else results
+    if quick:
+        console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
+    try:
+        _run(console, study, chosen, folder, store, data, cores)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+    _show(console, study, store)
+    if quick:
+        console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
+    console.print(f"stored: {store / study.name}; run directories: {folder}", highlight=False, soft_wrap=True)
+
+
+def _only(study: Study, cells: str | None) -> Study:
+    if cells is None:
+        return study
+    names = [name.strip() for name in cells.split(",")]
+    known = [cell.name for cell in study.cells]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--cells = {name!r}: there are {', '.join(known)}")
+    claims = [
+        claim.model_copy(update={"cells": kept})
+        for claim in study.claims
+        if (kept := [name for name in claim.cells or known if name in names])
+    ]
+    chosen = [cell for cell in study.cells if cell.name in names]
+    return study.model_copy(update={"cells": chosen, "claims": claims})
+
+
+def _quick_note(whole: Study, study: Study, seeds: int) -> str:
+    rounds, all_rounds = study.rounds(study.cells[0]), whole.rounds(whole.cells[0])
+    return (
+        f"quick: {rounds} of {all_rounds} rounds, {seeds} of {whole.seeds} seeds, {len(study.cells)} of "
+        f"{len(whole.cells)} cells, {len(study.arms)} of {len(whole.arms)} arms: a first impression, not a result"
+    )
+
+
+def _overview(results: Path) -> Table:
+    from fedstrata.engines.local import available_workers
+    from fedstrata.reproductions.report import seeds_stored
+    from fedstrata.reproductions.results import Results
+    from fedstrata.reproductions.study import load_study, studies
+
+    cores = available_workers()
+    table = Table(title="fedstrata reproduce NAME", title_justify="left")
+    for heading in ("study", "what it is", "runs", f"on {cores} core{'s' * (cores > 1)}", "stored"):
+        table.add_column(heading, no_wrap=heading in ("study", "stored"))
+    for name in studies():
+        study = load_study(name)
+        found = Results.stored(study, results)
+        stored = seeds_stored(found) if any(found.all_seeds()) else "nothing"
+        about = "at most" if study.stops_early() else "about"
+        runs = str(len(study.cells) * len(study.arms) * study.seeds)
+        table.add_row(
+            name, escape(f"{study.paper}: {study.shows}"), runs, f"{about} {_long(study.seconds(cores))}", stored
+        )
+    return table
+
+
+def _long(seconds: float) -> str:
+    """A duration that is only an estimate."""
+    if seconds < 5400:
+        return f"{max(1, round(seconds / 60))} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def _show(console: Console, study: Study, results: Path) -> None:
+    from fedstrata.reproductions.claims import check
+    from fedstrata.reproductions.report import claims_table, differences_table, measured_tables
+    from fedstrata.reproductions.results import Results
+
+    found = Results.stored(study, results)
+    if not any(found.all_seeds()):
+        raise UserError(f"{results / study.name}: nothing is stored of this study")
+    console.print(f"{study.title}: {study.paper}, {study.shows}", highlight=False, soft_wrap=True)
+    for table in measured_tables(found):
+        _print(console, table)
+    for claim in study.claims:
+        ruling = check(claim, found)
+        if len(ruling.findings) > 1:
+            _print(console, differences_table(found, ruling))
+    if study.claims:
+        _print(console, claims_table(found))
+    for note in (*found.sources, *found.notes):
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _print(console: Console, table: TextTable) -> None:
+    shown = Table(*map(escape, table.head), title=escape(table.title))
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    console.print(shown)
+
+
+def _run(
+    console: Console, study: Study, seeds: list[int], out: Path, results: Path, data: Path | None, cores: int | None
+) -> None:
+    """Run what is left; after each run its cell's results are written again."""
+    from fedstrata.reproductions.jobs import is_finished, run_all
+    from fedstrata.reproductions.results import store
+    from fedstrata.reproductions.study import plan
+
+    runs = plan(study, seeds, out)
+    left = [run for run in runs if not is_finished(run)]
+    for cell in {run.cell for run in runs if run not in left}:
+        store(study, cell, runs, results, {})
+    failed: dict[Path, str] = {}
+    with _Watch(console, study, runs, left) as watch:
+        for event in run_all(left, data, cores):
+            watch.add(event)
+            if event.kind != "round":
+                if event.kind == "failed":
+                    failed[event.run.job.path] = event.problem
+                store(study, event.run.cell, runs, results, failed)
+
+
+class _Watch:
+    """Progress and time left over the whole job; a live table, or plain lines where there is no terminal."""
+
+    def __init__(self, console: Console, study: Study, runs: list[StudyRun], left: list[StudyRun]) -> None:
+        from fedstrata.reproductions.jobs import rounds_done
+
+        self._console, self._stops = console, study.stops_early()
+        self._rounds = {run.job.path: run.job.experiment.training.rounds for run in runs}
+        self._at = {run.job.path: rounds_done(run) for run in left}
+        self._finished, self._all = len(runs) - len(left), len(runs)
+        costs = {cell.name: cell.seconds_per_round or study.seconds_per_round for cell in study.cells}
+        self._cost = {run.job.path: costs[run.cell] for run in runs}
+        self._ahead = sum(self._left(run.job.path) for run in left)
+        self._done, self._started, self._said = 0.0, time.monotonic(), 0.0
+        self._latest: dict[Path, Event] = {}
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._bar = self._progress.add_task("runs", total=self._all, completed=self._finished)
+        # Drawn when something happens: a thread for it would be alive whenever a run is forked.
+        self._live = Live(self._progress, console=console, auto_refresh=False)
+
+    def __enter__(self) -> _Watch:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def add(self, event: Event) -> None:
+        """Take note of a round, or of a run's end."""
+        path = event.run.job.path
+        if event.kind == "round":
+            self._done += self._cost[path]
+            self._ahead -= self._cost[path]
+            self._at[path] = event.round
+            self._latest[path] = event
+        else:
+            self._ahead -= self._left(path)  # what it did not need
+            self._at[path] = self._rounds[path]
+            last = self._latest.pop(path, None)
+            self._finished += 1
+            self._progress.update(self._bar, completed=self._finished)
+            how = f"failed: {event.problem}" if event.kind == "failed" else self._now(last)
+            self._say(f"{self._finished}/{self._all} {self._label(event)}: {how}; {self._time_left()}")
+        if self._console.is_terminal:
+            self._live.update(Group(self._table(), self._progress), refresh=True)
+        elif event.kind == "round" and time.monotonic() - self._said > 30:
+            self._say(f"  {self._label(event)}: {self._now(event)}; {self._time_left()}")
+
+    def _left(self, path: Path) -> float:
+        return (self._rounds[path] - self._at[path]) * self._cost[path]
+
+    def _time_left(self) -> str:
+        """From the rounds run so far, weighed by what each kind is expected to cost."""
+        if not self._done:
+            return "time left unknown"
+        seconds = (time.monotonic() - self._started) / self._done * self._ahead
+        return f"{'at most ' if self._stops else ''}{duration(seconds)} left"
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _label(self, event: Event) -> str:
+        return f"{event.run.cell}, {event.run.arm}, seed {event.run.seed}"
+
+    def _now(self, event: Event | None) -> str:
+        if event is None or event.line is None:
+            return "done before"
+        measured: dict[str, float] = next(iter(event.line["metrics"].values()), {})
+        shown = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
+        return f"round {event.round}/{self._rounds[event.run.job.path]}  {shown}"
+
+    def _table(self) -> Table:
+        table = Table("run", "now", caption=self._time_left(), title_justify="left")
+        for event in self._latest.values():
+            table.add_row(escape(self._label(event)), self._now(event))
+        return table

@@ -1,0 +1,227 @@
+"""One round over Flower's grid, from the messages that FedAvg would send to the accepted updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import WARNING
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from torch import Tensor
+
+from fedstrata import rng
+from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore
+from fedstrata.client import keep_layers
+from fedstrata.cohort import Cohort
+from fedstrata.errors import ReplyError
+from fedstrata.flower.replies import read_arrays, read_receipt, read_scores, read_size
+from fedstrata.flower.wire import ASK, STATE, Ask, Packing, state_to_record
+from fedstrata.messages import Order, Reply
+from fedstrata.rounds import Ledger, RoundRecord, ServerState, checked_mask
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows when a round begins; `rows` are the nodes' places in the weighting's tables."""
+
+    algorithm: Algorithm
+    packing: Packing
+    state: ServerState
+    model: ArrayRecord
+    rows: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A usable reply to a round's first message."""
+
+    reply: Reply
+    size: float
+    content: RecordDict
+    passed: Mapping[str, Array]
+
+
+class RoundUnderWay:
+    """A round between Flower's `configure_train` and `aggregate_train`. Positions are its nodes, in the order of rows.
+
+    `ask` has what every node is asked for; the answer and the arrays are filled in here.
+    """
+
+    def __init__(self, number: int, server: Server, ask: Ask, messages: Iterable[Message], seed: int) -> None:
+        self.number, self.server, self.started = number, server, time.perf_counter()
+        self.ask = replace(ask, round=number)
+        addressed = sorted(messages, key=lambda message: server.rows[message.metadata.dst_node_id])
+        self.nodes = [message.metadata.dst_node_id for message in addressed]
+        self.position = {node: at for at, node in enumerate(self.nodes)}
+        self.status = ["no reply"] * len(self.nodes)
+        self.masks = self._draw(seed)
+        nothing = torch.zeros(len(server.packing.layers), dtype=torch.int64)
+        self.ledger = Ledger(up=nothing.clone(), down=nothing.clone())
+        self.messages = [message for at, message in enumerate(addressed) if self._address(at, message)]
+        self.trained: dict[int, Trained] = {}
+        self.uploads: dict[int, Reply] = {}
+
+    def _draw(self, seed: int) -> Tensor:
+        """Which layers each node is to send, bool [K, L]; all, where that is not decided before training."""
+        algorithm, layers = self.server.algorithm, self.server.packing.layers
+        shape = (len(self.nodes), len(layers))
+        if not isinstance(algorithm.selection, SelectsBefore):
+            return torch.ones(shape, dtype=torch.bool)
+        generator = rng.generator(seed, "selection", round=self.number)
+        return checked_mask(algorithm.selection.draw(shape[0], layers, generator), shape, algorithm).clone()
+
+    def _address(self, at: int, message: Message) -> bool:
+        """Put what the algorithm asks for into a node's message; a node that is to send nothing gets none."""
+        row, state, packing = self.masks[at], self.server.state.objective, self.server.packing
+        if not row.any():
+            self.status[at] = "not selected"
+            return False
+        some = not bool(row.all())
+        if self.ask.objective or self.ask.selection or some:
+            answer = "scores" if self.ask.selection else "arrays" if some else "all"
+            ask = replace(self.ask, answer=answer, arrays=packing.arrays_of(row) if some else ())
+            content = RecordDict({**message.content, ASK: ask.record()})
+            if state:
+                content[STATE] = state_to_record(state)
+            message.content = content  # FedAvg gives all messages one content
+        order = Order("train", self.number, 0, at, objective_state=state, mask=row if some else None)
+        self.ledger.control += order.control_bytes()
+        self.ledger.down += packing.bytes_per_layer
+        return True
+
+    # --- replies ------------------------------------------------------------------------------------------------
+
+    def receive(self, replies: Iterable[Message], weighted_by: str, grid: Grid, timeout: float) -> None:
+        """Read the replies and, for a selection that wanted scores first, fetch what was chosen."""
+
+        def read(at: int, content: RecordDict) -> Trained:
+            return self._read_trained(at, content, read_size(content, weighted_by))
+
+        self.trained = self._collect(self.messages, replies, read)
+        if not isinstance(self.server.algorithm.selection, SelectsAfterScores):
+            self.uploads = {at: answer.reply for at, answer in self.trained.items()}
+        elif self.trained:
+            messages = self._choose(self.server.algorithm.selection)
+            second = grid.send_and_receive(messages, timeout=timeout)
+            self.uploads = self._collect(messages, second, self._read_chosen)
+
+    def _collect(
+        self, messages: Sequence[Message], replies: Iterable[Message], read: Callable[[int, RecordDict], Read]
+    ) -> dict[int, Read]:
+        """Read every reply, and keep the usable ones by position."""
+        # An error that Flower itself makes does not name its node, so the message that it answers has to.
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        awaited = {self.position[message.metadata.dst_node_id] for message in messages}
+        status, good = dict.fromkeys(sorted(awaited), "no reply"), {}
+        for reply in replies:
+            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            at = self.position.get(node, -1)
+            if at not in awaited:
+                continue  # nobody asked it, or it has answered already
+            awaited.remove(at)
+            if reply.has_error():
+                status[at] = f"failed: {reply.error.reason}"
+                continue
+            try:
+                good[at] = read(at, reply.content)
+                status[at] = "ok"
+            except ReplyError as problem:
+                status[at] = f"refused: {problem}"
+        for at, word in status.items():
+            self.status[at] = word
+            if word != "ok":
+                log(WARNING, "\t> node %s: %s", self.nodes[at], word)
+        return dict(sorted(good.items()))
+
+    def _read_trained(self, at: int, content: RecordDict, size: float) -> Trained:
+        """A first reply, with everything that was asked for."""
+        packing, row = self.server.packing, self.masks[at]
+        reply = Reply("train", self.number, 0, at)
+        if self.ask.objective:
+            reply = replace(reply, stiffness=read_receipt(content, self.ask, len(row)))
+        if self.ask.selection:
+            scores = read_scores(content, self.ask, len(row))
+            self.ledger.feedback_numbers += len(scores)
+            return Trained(replace(reply, scores=scores), size, content, {})
+        whole = bool(row.all())
+        record = read_arrays(content, packing.order if whole else packing.arrays_of(row), packing)
+        passed = packing.passed(record) if whole else {}
+        return Trained(self._with_update(reply, record, row), size, content, passed)
+
+    def _choose(self, selection: SelectsAfterScores) -> list[Message]:
+        """Which layers are wanted of whom, by the scores, and the messages that say so."""
+        scores = torch.stack([t.reply.scores for t in self.trained.values() if t.reply.scores is not None])
+        shape = (len(self.trained), len(self.server.packing.layers))
+        chosen = checked_mask(selection.choose(scores), shape, self.server.algorithm)
+        messages = []
+        for at, row in zip(self.trained, chosen, strict=True):
+            self.masks[at] = row
+            if not row.any():
+                self.status[at] = "ok, nothing chosen"
+                continue
+            ask = Ask(self.number, self.ask.model, answer="kept", arrays=self.server.packing.arrays_of(row))
+            content = RecordDict({ASK: ask.record()})
+            messages.append(Message(content, dst_node_id=self.nodes[at], message_type=MessageType.TRAIN))
+            self.ledger.control += Order("upload", self.number, 0, at, mask=row).control_bytes()
+        return messages
+
+    def _read_chosen(self, at: int, content: RecordDict) -> Reply:
+        packing, row = self.server.packing, self.masks[at]
+        record = read_arrays(content, packing.arrays_of(row), packing)
+        return self._with_update(Reply("upload", self.number, 0, at), record, row)
+
+    def _with_update(self, reply: Reply, record: ArrayRecord, row: Tensor) -> Reply:
+        update = self.server.packing.flatten(record).sub_(self.server.state.model)
+        keep_layers(update, row, self.server.packing.layers)
+        self.ledger.up += self.server.packing.bytes_per_layer * row
+        return replace(reply, update=update, sent=row)
+
+    # --- what came of it ----------------------------------------------------------------------------------------
+
+    def usable(self) -> int:
+        """How many nodes did what they were asked for."""
+        return sum(word.startswith("ok") for word in self.status)
+
+    def cohort(self) -> Cohort:
+        """The accepted updates, in the order of rows."""
+        replies = self.uploads.values()
+        return Cohort(
+            round=self.number,
+            clients=torch.tensor([self.server.rows[self.nodes[at]] for at in self.uploads]),
+            sizes=torch.tensor([float(self.trained[at].size) for at in self.uploads], dtype=torch.float64),
+            layers=self.server.packing.layers,
+            updates=tuple(reply.update for reply in replies if reply.update is not None),
+            sent=torch.stack([reply.sent for reply in replies if reply.sent is not None]),
+            model=self.server.state.model,
+        )
+
+    def passed(self) -> Mapping[str, Array]:
+        """Integers have no mean: they come from the node with the most examples, or stay if only layers were sent."""
+        whole = [answer for answer in self.trained.values() if answer.passed]
+        if whole:
+            return max(whole, key=lambda answer: answer.size).passed
+        return {name: self.server.model[name] for name in self.server.packing.passing}
+
+    def record(self, figures: dict[str, np.ndarray]) -> RoundRecord:
+        """For the history. How long a Flower client trains is its own affair, and its losses are its metrics."""
+        count = len(self.nodes)
+        return RoundRecord(
+            round=self.number,
+            attempt=0,
+            clients=np.array(self.nodes, dtype=np.uint64),
+            status=tuple(self.status),
+            sizes=np.array([self.trained[at].size if at in self.trained else 0 for at in range(count)]),
+            work=np.zeros(count, dtype=np.int64),
+            losses=np.full(count, np.nan),
+            ledger=self.ledger,
+            seconds=time.perf_counter() - self.started,
+            layers=figures,
+        )

@@ -1,0 +1,427 @@
+"""From run directories to the figures of a report, small enough for one page.
+
+Runs that differ in nothing but the seed are one series: one colour, one row of the table, one interval. What the page
+holds of every client and layer is bounded; beyond the bound it is summarised over clients, then also thinned over
+rounds, and the page says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata import __version__
+from fedstrata.compare import ENOUGH_SEEDS, apart_from_seed, begun_cells, estimate
+from fedstrata.errors import RunDirectoryError
+from fedstrata.report.packing import pack, rounded
+from fedstrata.runs import Line, Run
+
+FIGURES = ("angle", "smoothed_angle", "relative", "divergence", "norm", "weight", "mu", "mask")
+"""Per client and layer, as in the run directory; `relative` is divergence / norm."""
+
+SUMMARY = ("max", "75 %", "median", "25 %", "min", "mean")
+"""What stands for a round's clients when there are too many figures."""
+
+BUDGET = 1_700_000
+"""Characters for figures per layer: leaves room below 2 MB for everything else."""
+
+MOST_CLIENTS = 200
+"""Rows of the partition's table that a page shows."""
+
+MOST_TROUBLED = 50
+"""Clients with lost replies that a page lists."""
+
+_CHARACTERS = 4  # of a packed figure
+_MOST_TOLD = 2  # settings in the name of a series
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run that was read, and what its series is called if it stands alone."""
+
+    run: Run
+    name: str
+    history: list[Line]
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self.run.layer_names)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much of the figures per layer fits: clients one by one or summarised, and every how many rounds."""
+
+    summarised: bool
+    every: int
+
+    def rounds(self, count: int) -> list[int]:
+        """The rounds that are shown; the last one always is."""
+        shown = list(range(self.every, count + 1, self.every))
+        return shown if not count or shown[-1:] == [count] else [*shown, count]
+
+
+def collect(paths: Sequence[Path]) -> dict[str, Any]:
+    """Everything that a report on these run and comparison directories shows, ready to be written as JSON."""
+    sources = list({source.run.path.resolve(): source for path in paths for source in _open(path)}.values())
+    detail = _choose_detail(sources)
+    groups = _group(sources)
+    partitions: list[dict[str, Any]] = []
+    series = []
+    for name, group in zip(_names(groups), groups, strict=True):
+        try:
+            series.append(_series(name, group, detail, partitions))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # a file that was tampered with
+            places = ", ".join(str(source.run.path) for source in group)
+            raise RunDirectoryError(f"{places}: damaged; {type(error).__name__}: {error}") from None
+    return {
+        "version": __version__,
+        "title": ", ".join(dict.fromkeys(source.run.experiment.name for source in sources)),
+        "enoughSeeds": ENOUGH_SEEDS,
+        "every": detail.every,
+        "summary": list(SUMMARY) if detail.summarised else None,
+        "series": series,
+        "partitions": partitions,
+    }
+
+
+def _open(path: Path) -> Iterator[Source]:
+    if (path / "compare.json").exists():
+        cells = begun_cells(path)
+        if not cells:
+            raise RunDirectoryError(f"{path}: no run of this comparison has begun yet")
+        for cell in cells:
+            run = Run(cell.path)
+            yield Source(run, cell.algorithm, run.history())
+    else:
+        run = Run(path)
+        yield Source(run, run.experiment.label, run.history())
+
+
+def _choose_detail(sources: Sequence[Source]) -> Detail:
+    """Everything if it fits into the budget, else a summary over clients of as many rounds as fit."""
+    price = _CHARACTERS * len(FIGURES)
+    one_by_one = sum(price * source.layers * line["clients"] for source in sources for line in source.history)
+    summarised = sum(price * source.layers * len(SUMMARY) * len(source.history) for source in sources)
+    if one_by_one <= BUDGET:
+        return Detail(summarised=False, every=1)
+    return Detail(summarised=True, every=max(1, math.ceil(summarised / BUDGET)))
+
+
+# --- series ----------------------------------------------------------------------------------------------------------
+
+
+def _group(sources: Sequence[Source]) -> list[list[Source]]:
+    """Runs of one experiment with different seeds; the same seed a second time begins another series."""
+    groups: dict[tuple[str, str, int], list[Source]] = {}
+    seen: Counter[tuple[str, str, int]] = Counter()
+    for source in sources:
+        model = f"{source.run.directory.info['clients']} {source.run.directory.info['layers']}"
+        key = (apart_from_seed(source.run.experiment), model)
+        again = seen[*key, source.run.experiment.seed]
+        seen[*key, source.run.experiment.seed] += 1
+        groups.setdefault((*key, again), []).append(source)
+    return list(groups.values())
+
+
+def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
+    """The algorithm; where that is not enough, with the recipe or the settings that differ, or the directory."""
+    names = [group[0].name for group in groups]
+    tables = [_settings(group[0].run) for group in groups]
+    for name in [name for name, count in Counter(names).items() if count > 1]:
+        same = [at for at, other in enumerate(names) if other == name]
+        keys = dict.fromkeys(key for at in same for key in tables[at])
+        told_apart = [key for key in keys if len({tables[at].get(key) for at in same}) > 1]
+        for at in same:
+            if "name" in told_apart:
+                names[at] = f"{name} on {tables[at]['name']}"
+            elif len(told_apart) <= _MOST_TOLD:
+                names[at] = ", ".join([name, *(f"{key} = {tables[at].get(key, '–')}" for key in told_apart)])
+            else:
+                names[at] = f"{name} in {groups[at][0].run.path.name}"
+    taken: Counter[str] = Counter()
+    for at, name in enumerate(names):
+        taken[name] += 1
+        names[at] = f"{name} ({taken[name]})" if taken[name] > 1 else name
+    return names
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The recipe as dotted keys, without what changes from seed to seed or changes nothing."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, table: dict[str, Any]) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)
+            else:
+                flat[prefix + key] = str(value)
+
+    walk("", run.experiment.to_table())
+    return {key: value for key, value in flat.items() if key not in ("seed", "format", "engine.workers")}
+
+
+def _series(name: str, group: Sequence[Source], detail: Detail, partitions: list[dict[str, Any]]) -> dict[str, Any]:
+    first = group[0].run
+    return {
+        "name": name,
+        "recipe": first.experiment.name,
+        "clients": first.directory.info["clients"],
+        "layers": [
+            {"name": str(layer["name"]), "numbers": int(layer["numbers"])} for layer in first.directory.info["layers"]
+        ],
+        "settings": _settings(first),
+        "outcome": _outcome(group),
+        "curves": _curves(group),
+        "runs": [_run(source, detail, partitions) for source in group],
+    }
+
+
+def _outcome(group: Sequence[Source]) -> dict[str, Any]:
+    """The row of the table: of the finished runs, or of all as far as they are if none is finished."""
+    begun = [source for source in group if source.history]
+    counted = [source for source in begun if source.run.finished()] or begun
+    summaries = [source.run.summary() for source in counted]
+    run = group[0].run
+    metric, target = run.metric, run.experiment.evaluation.target
+    worst = -math.inf if metric.direction == "max" else math.inf
+    columns = {"final": (metric.name, worst), "best": ("best", worst), "upload": ("upload", math.inf)}
+    if target is not None:
+        columns |= {
+            "roundsToTarget": ("rounds_to_target", math.inf),
+            "uploadToTarget": ("upload_to_target", math.inf),
+        }
+    estimates = {
+        key: _estimate([_or_worst(summary[name], missing) for summary in summaries])
+        for key, (name, missing) in columns.items()
+        if summaries
+    }
+    return {
+        "metric": metric.name,
+        "target": target,
+        "within": min((summary["rounds"] for summary in summaries), default=0),
+        "counted": [source.run.experiment.seed for source in counted],
+        "seconds": rounded(sum(line["seconds"] for source in counted for line in source.history)),
+        **estimates,
+    }
+
+
+def _or_worst(value: float | None, worst: float) -> float:
+    """What was not reached, or is not finite, counts as the worst there is instead of being left out."""
+    return worst if value is None or math.isnan(value) else value
+
+
+def _estimate(values: Sequence[float]) -> dict[str, Any]:
+    """Median and interval over seeds (compare.estimate); null is what was not reached, or is not finite."""
+    result = estimate(values)
+    interval = None if result.interval is None else [rounded(end) for end in result.interval]
+    return {
+        "values": [rounded(value) for value in result.values],
+        "median": rounded(result.median),
+        "interval": interval,
+    }
+
+
+def _curves(group: Sequence[Source]) -> list[dict[str, Any]]:
+    """What was measured over rounds, the deciding metric first: medians over seeds with intervals, or every seed."""
+    measured = [_measurements(source) for source in group if source.history]
+    labels = dict.fromkeys(label for curves in measured for label in curves)
+    curves = []
+    for label in labels:
+        ours = [curves[label] for curves in measured if label in curves]
+        common = sorted(set.intersection(*(set(curve.points) for curve in ours)))
+        points = [_estimate([curve.points[round][1] for curve in ours]) for round in common]
+        uploads = [np.median([curve.points[round][0] for curve in ours]) for round in common]
+        enough = len(ours) >= ENOUGH_SEEDS
+        curves.append(
+            {
+                "label": label,
+                "better": ours[0].better,
+                "rounds": common,
+                "upload": [rounded(float(upload)) for upload in uploads],
+                "median": [point["median"] for point in points],
+                "low": [point["interval"][0] for point in points] if enough else None,
+                "high": [point["interval"][1] for point in points] if enough else None,
+                "seeds": [curve.as_json() for curve in ours] if 1 < len(ours) < ENOUGH_SEEDS else [],
+            }
+        )
+    return curves
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run's figure over rounds: upload so far and value, which is the worst there is where it was not finite."""
+
+    seed: int
+    better: str
+    points: dict[int, tuple[float, float]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page."""
+        return {
+            "seed": self.seed,
+            "rounds": list(self.points),
+            "upload": [rounded(upload) for upload, _ in self.points.values()],
+            "values": [rounded(value) for _, value in self.points.values()],
+        }
+
+
+def _measurements(source: Source) -> dict[str, Curve]:
+    run, metric = source.run, source.run.metric
+    sets = dict.fromkeys(
+        [*run.experiment.evaluation.on, *(name for line in source.history for name in line["metrics"])]
+    )
+    wanted = [(f"{metric.name} on {name}", name, metric.name, metric.direction) for name in sets]
+    wanted += [(f"loss on {name}", name, "loss", "min") for name in sets if metric.name != "loss"]
+    curves = {}
+    for label, name, figure, better in [*wanted, ("training loss", "", "train_loss", "min")]:
+        worst = -math.inf if better == "max" else math.inf
+        points = {}
+        for line in source.history:
+            values = line["metrics"].get(name, {}) if name else line
+            if figure in values:
+                points[int(line["round"])] = (float(line["upload_total"]), _or_worst(values[figure], worst))
+        if points:
+            curves[label] = Curve(run.experiment.seed, better, points)
+    return curves
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _run(source: Source, detail: Detail, partitions: list[dict[str, Any]]) -> dict[str, Any]:
+    run, history = source.run, source.history
+    data = run.directory.info["data"]
+    recorded = run.experiment.record.layers
+    records = {line["round"]: _record(source, line["round"]) for line in history} if recorded else {}
+    return {
+        "seed": run.experiment.seed,
+        "path": str(run.path),
+        "created": str(run.directory.info["created"]),
+        "data": f"{data['dataset']} ({data['source']})" if "source" in data else None,
+        "finished": run.finished(),
+        "rounds": len(history),
+        "planned": run.experiment.training.rounds,
+        "shown": detail.rounds(len(history)),
+        "figures": _figures(records, detail) if records else None,
+        "bytes": _bytes(history, source.layers, detail),
+        "trouble": _trouble(history, records),
+        "partition": _partition(data, partitions),
+    }
+
+
+def _record(source: Source, round: int) -> dict[str, np.ndarray]:
+    """A round's figures, of the shape they must have."""
+    figures = source.run.figures(round)
+    shape = (len(figures["clients"]), source.layers)
+    divergence, norm = figures["divergence"], figures["norm"]
+    if divergence.shape == norm.shape:
+        figures["relative"] = np.divide(divergence, norm, out=np.full(norm.shape, np.nan), where=norm > 0)
+    for name in FIGURES:
+        if figures[name].shape != shape:
+            raise ValueError(f"{name} of round {round} has the shape {list(figures[name].shape)}, not {list(shape)}")
+    return figures
+
+
+def _figures(records: dict[int, dict[str, np.ndarray]], detail: Detail) -> dict[str, Any]:
+    """Rounds × clients × layers, or rounds × SUMMARY × layers, of every figure."""
+    shown = [records[round] for round in detail.rounds(len(records))]
+    rows = _summarised if detail.summarised else np.asarray
+    packed = {name: pack(np.concatenate([rows(record[name]) for record in shown])) for name in FIGURES}
+    return {
+        "clients": None if detail.summarised else [record["clients"].tolist() for record in shown],
+        **{name: block for name, block in packed.items() if block is not None},
+    }
+
+
+def _summarised(values: np.ndarray) -> np.ndarray:
+    """SUMMARY over the clients that have a value."""
+    summary = np.full((len(SUMMARY), values.shape[1]), np.nan)
+    for layer, column in enumerate(values.T):
+        known = column[np.isfinite(column)]
+        if len(known):
+            summary[:, layer] = [*np.quantile(known, [1.0, 0.75, 0.5, 0.25, 0.0]), known.mean()]
+    return summary
+
+
+def _bytes(history: Sequence[Line], layers: int, detail: Detail) -> dict[str, Any]:
+    """What travelled, per layer, up to each shown round since the shown round before it."""
+    ends = np.array(detail.rounds(len(history)), dtype=np.int64)
+
+    def sums(values: list[Any], width: int) -> str | float | None:
+        table = np.array(values, dtype=np.float64).reshape(len(history), width)
+        starts = np.concatenate([[0], ends[:-1]])
+        return pack(np.add.reduceat(table, starts, axis=0) if len(ends) else table)
+
+    lines = [line["bytes"] for line in history]
+    return {
+        "up": sums([line["up"] for line in lines], layers),
+        "down": sums([line["down"] for line in lines], layers),
+        "feedback": sums([line["feedback"] for line in lines], 1),
+        "control": sums([line["control"] for line in lines], 1),
+    }
+
+
+def _trouble(history: Sequence[Line], records: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Whose replies were lost, why, and who did only a part of the work."""
+    sampled: Counter[int] = Counter()
+    partial: Counter[int] = Counter()
+    full = max((int(record["work"].max(initial=0)) for record in records.values()), default=0)
+    for record in records.values():
+        sampled.update(record["clients"].tolist())
+        partial.update(record["clients"][(record["work"] > 0) & (record["work"] < full)].tolist())
+    lost: dict[int, list[str]] = {}
+    for line in history:
+        for entry in line["lost"]:
+            lost.setdefault(entry["client"], []).append(f"round {line['round']}: {entry['why']}")
+    troubled = sorted({*lost, *partial}, key=lambda client: (-len(lost.get(client, ())), -partial[client], client))
+    return {
+        "asked": sum(line["clients"] for line in history),
+        "lost": sum(len(line["lost"]) for line in history),
+        "again": sum(line["attempt"] for line in history),
+        "troubled": len(troubled),
+        "clients": [
+            {
+                "client": client,
+                "sampled": sampled[client] if records else None,
+                "partial": partial[client],
+                "lost": Counter(_kind(why) for why in lost.get(client, ())),
+                "last": lost[client][-1][:300] if client in lost else None,
+            }
+            for client in troubled[:MOST_TROUBLED]
+        ],
+    }
+
+
+def _kind(why: str) -> str:
+    """`round 3: failed: ValueError …` is of the kind `failed`."""
+    return why.split(": ")[1]
+
+
+def _partition(data: dict[str, Any], partitions: list[dict[str, Any]]) -> int | None:
+    """The number of the run's clients × classes table; runs with the same seed share one."""
+    if "table" not in data or "class_names" not in data:
+        return None
+    table = np.array(data["table"], dtype=np.int64)
+    held = (table > 0).sum(1)
+    partition = {
+        "classes": [str(name) for name in data["class_names"]],
+        "clients": len(table),
+        "counts": table[:MOST_CLIENTS].tolist(),
+        "samples": _spread(table.sum(1)),
+        "classesHeld": _spread(held),
+    }
+    if partition not in partitions:
+        partitions.append(partition)
+    return partitions.index(partition)
+
+
+def _spread(values: np.ndarray) -> list[float]:
+    return [float(values.min()), float(np.median(values)), float(values.max())]

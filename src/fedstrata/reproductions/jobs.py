@@ -1,0 +1,125 @@
+"""Runs side by side: each in a process of its own with one core, which loses nothing to waiting for the slowest client.
+
+The number of workers changes no result, so how runs are put on cores is free to choose. Every run keeps its own run
+directory; a job that was killed goes on with what is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedstrata.compare import run_cell
+from fedstrata.engines.local import available_workers
+from fedstrata.errors import FedstrataError, RoundFailed, UserError
+from fedstrata.reproductions.study import StudyRun
+from fedstrata.runs import Run
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a run: a round is stored, or it is over, or it failed for good."""
+
+    run: StudyRun
+    kind: Literal["round", "finished", "failed"]
+    round: int = 0
+    line: dict[str, Any] | None = None
+    problem: str = ""
+
+
+def rounds_done(run: StudyRun) -> int:
+    """How far a run has got."""
+    path = run.job.path
+    return len(Run(path).history()) if (path / "run.json").exists() else 0
+
+
+def is_finished(run: StudyRun) -> bool:
+    """Whether nothing is left of it."""
+    return (run.job.path / "run.json").exists() and Run(run.job.path).finished()
+
+
+def run_all(runs: Sequence[StudyRun], data: Path | None = None, cores: int | None = None) -> Iterator[Event]:
+    """Run what is left, as many side by side as there are cores. Leaving the generator stops them, and stores."""
+    waiting = list(runs)
+    cores = cores or available_workers()
+    active: dict[Any, tuple[StudyRun, Any]] = {}
+    try:
+        while waiting or active:
+            while waiting and len(active) < cores:
+                # The last runs, if they are fewer than the cores, share them.
+                workers = max(1, cores // (len(waiting) + len(active)))
+                pipe, process, run = _start(waiting.pop(0), data, workers)
+                active[pipe] = (run, process)
+            for ready in wait(list(active)):
+                run, process = active[ready]
+                event = _receive(ready, run, process)
+                if event.kind != "round":
+                    process.join()
+                    del active[ready]
+                yield event
+    finally:
+        for _, process in active.values():
+            process.terminate()
+        for _, process in active.values():
+            process.join()
+
+
+def _start(run: StudyRun, data: Path | None, workers: int) -> tuple[Connection, Any, StudyRun]:
+    ours, theirs = mp.Pipe(duplex=False)
+    process = mp.get_context("fork").Process(target=_work, args=(run, data, workers, theirs))
+    process.start()
+    theirs.close()
+    return ours, process, run
+
+
+def _receive(pipe: Any, run: StudyRun, process: Any) -> Event:
+    try:
+        kind, content = pipe.recv()
+    except EOFError:
+        process.join()
+        raise FedstrataError(f"{run.job.path}: its process ended with exit code {process.exitcode}") from None
+    if kind == "error":
+        raise UserError(content)
+    if kind == "round":
+        return Event(run, "round", content["round"], content)
+    return Event(run, kind, problem=content)
+
+
+def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
+    """A child's life: one run. Being asked to stop is like Ctrl-C: whole rounds are stored first."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _end_with_parent()
+    torch.set_num_threads(1)
+    engine = run.job.experiment.engine.model_copy(update={"workers": workers})
+    job = replace(run.job, experiment=run.job.experiment.model_copy(update={"engine": engine}))
+    try:
+        for line in run_cell(job, data):
+            pipe.send(("round", {key: line[key] for key in ("round", "metrics", "seconds", "upload_total")}))
+        pipe.send(("finished", ""))
+    except RoundFailed as error:  # weights that are no numbers any more: a result, not a mishap
+        pipe.send(("failed", str(error)))
+    except FedstrataError as error:
+        pipe.send(("error", str(error)))
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(130)
+    os._exit(0)  # what the parent had not yet printed is not ours to print
+
+
+def _end_with_parent() -> None:
+    """Linux tells us when the parent is gone, however it went."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_PR_SET_PDEATHSIG = 1

@@ -1,0 +1,78 @@
+"""Numbers out of what was recorded in every round of a run.
+
+A series has one value per round, or None where there was no evaluation. "test.error" is 1 − "test.accuracy".
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from fedstrata.errors import RecipeError
+from fedstrata.reproductions.study import Measure
+
+Series = Mapping[str, Sequence[float | None]]
+
+
+def read(series: Series, name: str) -> list[tuple[int, float]]:
+    """(round, value) of a series, where there is one."""
+    place, _, quantity = name.rpartition(".")
+    if quantity == "error":
+        return [(round, 1 - value) for round, value in read(series, f"{place}.accuracy")]
+    if name not in series:
+        raise RecipeError("series", name, f"was not recorded; there are: {', '.join(series)}")
+    return [(round, value) for round, value in enumerate(series[name], start=1) if value is not None]
+
+
+def higher_is_better(name: str) -> bool:
+    """Accuracies rise, everything else that is measured falls."""
+    return name.endswith("accuracy")
+
+
+def cumulative_upload(series: Series) -> list[float]:
+    """Bytes uploaded up to and including each round."""
+    total, sums = 0.0, []
+    for _, value in read(series, "upload"):
+        total += value
+        sums.append(total)
+    return sums
+
+
+def measure(what: Measure, series: Series, target: float | None = None, budget: float = math.inf) -> float:
+    """The measure's value; the mean over its series. Infinite where a target was not reached.
+
+    `target` is the recipe's, `budget` the upload up to which `at_equal_upload` looks.
+    """
+    return statistics.fmean(_measure(what, series, name, what.target or target, budget) for name in what.names)
+
+
+def _measure(what: Measure, series: Series, name: str, target: float | None, budget: float) -> float:
+    values = read(series, name)
+    if not values:
+        return math.nan
+    if what.kind in ("rounds_to", "upload_to"):
+        if target is None:
+            raise RecipeError(f"measures.{what.kind}", what.title, "has no target, and neither has the recipe")
+        reached = next((round for round, value in values if _reached(name, value, target)), None)
+        if reached is None:
+            return math.inf
+        return float(reached) if what.kind == "rounds_to" else cumulative_upload(series)[reached - 1]
+    if what.kind == "best":
+        return (max if higher_is_better(name) else min)(value for _, value in values)
+    if what.kind == "at":
+        return next((value for round, value in values if round == what.round), math.nan)
+    if what.kind == "mean":
+        chosen = [value for round, value in values if what.first <= round <= (what.last or math.inf)]
+        return statistics.fmean(chosen) if chosen else math.nan
+    if what.kind == "deviation":
+        return statistics.pstdev(value for _, value in values[-(what.last or 0) :])
+    if what.kind == "at_equal_upload":
+        uploaded = cumulative_upload(series)
+        affordable = [value for round, value in values if uploaded[round - 1] <= budget]
+        return affordable[-1] if affordable else math.nan
+    return values[-1][1]
+
+
+def _reached(name: str, value: float, target: float) -> bool:
+    return value >= target if higher_is_better(name) else value <= target

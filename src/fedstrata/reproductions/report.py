@@ -1,0 +1,194 @@
+"""A study's tables, as text in rows: the terminal and the page show the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedstrata.cli.tables import size
+from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
+from fedstrata.reproductions.claims import Finding, Outcome, Ruling, check
+from fedstrata.reproductions.results import Results
+from fedstrata.reproductions.study import Measure, Study, StudyCell
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A heading and rows."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def measured_tables(results: Results) -> list[TextTable]:
+    """One table per measure, cells by arms, or the other way round where arms are more."""
+    return [_measured_table(results, name) for name in results.study.measures]
+
+
+def _measured_table(results: Results, name: str) -> TextTable:
+    study, what = results.study, results.study.measures[name]
+    reporting = {arm for cell in study.cells for arm in cell.reported.get(name, {})}
+    columns: list[list[str]] = [["", *(cell.title for cell in study.cells)]]
+    for arm in study.arms:
+        if arm in reporting:
+            told = [cell.reported.get(name, {}).get(arm) for cell in study.cells]
+            limits = [study.rounds(cell) for cell in study.cells]
+            shown = ["–" if v is None else write(what, v, limit) for v, limit in zip(told, limits, strict=True)]
+            columns.append([f"{arm}, paper", *shown])
+        columns.append([arm, *(_measured(results, name, cell, arm) for cell in study.cells)])
+    lines = [list(line) for line in zip(*columns, strict=True)]
+    if len(study.arms) > len(study.cells):
+        lines = columns
+    unit = f" ({unit_of(what)})" if unit_of(what) else ""
+    return TextTable(f"{what.title}{unit}, {seeds_stored(results)}", lines[0], lines[1:])
+
+
+def seeds_stored(results: Results) -> str:
+    """How many of the planned seeds there are, from the arm that has the fewest to the one that has the most."""
+    fewest, most = min(results.all_seeds()), max(results.all_seeds())
+    stored = str(most) if fewest == most else f"{fewest} to {most}"
+    return f"{stored} of {results.study.seeds} seeds"
+
+
+def _measured(results: Results, name: str, cell: StudyCell, arm: str) -> str:
+    seeds = results.seeds(cell.name, arm)
+    if not seeds:
+        return "–"
+    study = results.study
+    return spread(study.measures[name], results.values(name, cell.name, arm, seeds), study.rounds(cell))
+
+
+def differences_table(results: Results, ruling: Ruling) -> TextTable:
+    """The comparisons of one claim, seed by seed."""
+    study, claim = results.study, ruling.claim
+    titles = {cell.name: cell.title for cell in study.cells}
+    rows = []
+    for found in ruling.findings:
+        pair = claim.arm if claim.value is not None else f"{claim.arm} − {found.than}"
+        numbers = difference(study, ruling, found) + _unit_of_difference(study, ruling)
+        rows.append([titles[found.cell], pair, str(found.seeds), numbers, found.outcome])
+    return TextTable(claim.text, ["cell", "pair", "seeds", study.measures[claim.measure].title, "outcome"], rows)
+
+
+def claims_table(results: Results) -> TextTable:
+    """One row per claim."""
+    rulings = [check(claim, results) for claim in results.study.claims]
+    rows = [[r.claim.text, r.claim.paper, summary(results.study, r), seeds_of(r), r.verdict] for r in rulings]
+    return TextTable("claims", ["claim", "paper", "measured", "seeds", "verdict"], rows)
+
+
+def summary(study: Study, ruling: Ruling) -> str:
+    """How a claim came out, in a line: the numbers where there is one comparison, else how often and where it held."""
+    if not ruling.findings:
+        return "–"
+    if len(ruling.findings) == 1 and not ruling.missing:
+        return difference(study, ruling, ruling.findings[0]) + _unit_of_difference(study, ruling)
+    parts = [f"{ruling.count('holds')} of {len(ruling.findings) + ruling.missing}"]
+    outcomes: list[Outcome] = ["holds", "open", "fails"]
+    for outcome in outcomes:
+        places = [_place(study, ruling, f) for f in ruling.findings if f.outcome == outcome]
+        if len(places) == len(ruling.findings):
+            parts.append(f"{outcome} everywhere")
+        elif places:
+            parts.append(f"{outcome}: {', '.join(places)}")
+    if ruling.missing:
+        parts.append(f"not run: {ruling.missing}")
+    return "; ".join(parts)
+
+
+def _unit_of_difference(study: Study, ruling: Ruling) -> str:
+    unit = unit_of(study.measures[ruling.claim.measure])
+    if ruling.claim.factor != 1 or not unit:
+        return ""
+    return f" {unit}" if ruling.claim.value is not None or unit != "%" else " points"
+
+
+def seeds_of(ruling: Ruling) -> str:
+    """The number of pairs, or the fewest and the most."""
+    counts = [finding.seeds for finding in ruling.findings]
+    if not counts:
+        return "0"
+    return str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)}–{max(counts)}"
+
+
+def _place(study: Study, ruling: Ruling, finding: Finding) -> str:
+    cell = next(cell.title for cell in study.cells if cell.name == finding.cell)
+    if len(ruling.claim.than) < 2:
+        return cell
+    return f"{cell} / {finding.than}" if len({f.cell for f in ruling.findings}) > 1 else finding.than
+
+
+# --- how numbers are written -----------------------------------------------------------------------------------------
+
+
+def unit_of(what: Measure) -> str:
+    """What a measure's numbers are in, if anything."""
+    if what.kind in ("rounds_to", "upload_to"):
+        return ""
+    if what.names[0].rpartition(".")[2] in ("accuracy", "error"):
+        return "%"
+    return "°" if what.names[0].startswith("angle.") else ""
+
+
+def write(what: Measure, value: float, limit: int) -> str:
+    """One value of a measure, in its unit; a censored one as more than the rounds there were."""
+    if math.isnan(value):
+        return "–"
+    if what.kind == "rounds_to":
+        return f">{limit}" if math.isinf(value) else f"{value:g}"
+    if what.kind == "upload_to":
+        return "not reached" if math.isinf(value) else size(value)
+    if unit_of(what) == "%":
+        return f"{100 * value:.2f}"
+    if unit_of(what) == "°":
+        return f"{math.degrees(value):.1f}"
+    return f"{value:.4g}"
+
+
+def spread(what: Measure, values: Sequence[float], limit: int) -> str:
+    """Every seed's value, or from five seeds on the median and its interval."""
+    known = estimate(values)
+    if known.interval is None:
+        return ", ".join(write(what, value, limit) for value in known.values)
+    low, high = known.interval
+    return f"{write(what, known.median, limit)} [{write(what, low, limit)}, {write(what, high, limit)}]"
+
+
+def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
+    """Ours minus theirs, or the value itself where the claim is about a number; in % of theirs where it is a share."""
+    claim = ruling.claim
+    what = study.measures[claim.measure]
+    cell = next(cell for cell in study.cells if cell.name == finding.cell)
+    if claim.value is not None:
+        return spread(what, finding.ours, study.rounds(cell))
+    if claim.factor != 1:
+        pairs = zip(finding.ours, finding.theirs, strict=True)
+        numbers = [_share(a, b) for a, b in pairs]
+    else:
+        numbers = paired_differences(finding.ours, finding.theirs)
+
+    def signed(value: float) -> str:
+        if math.isnan(value):
+            return "neither"
+        if math.isinf(value):
+            return f"{finding.than} only" if value > 0 else f"{claim.arm} only"
+        sign = "−" if value < 0 else "+"
+        if claim.factor != 1:
+            return f"{sign}{100 * abs(value):.0f} %"
+        return sign + write(what, abs(value), 0)
+
+    finite = not any(math.isnan(value) for value in numbers)
+    two_sided = math.inf in numbers and -math.inf in numbers
+    if len(numbers) < ENOUGH_SEEDS or not finite or two_sided:
+        return ", ".join(map(signed, numbers))
+    known = estimate(numbers)
+    assert known.interval is not None
+    return f"{signed(known.median)} [{signed(known.interval[0])}, {signed(known.interval[1])}]"
+
+
+def _share(ours: float, theirs: float) -> float:
+    if math.isinf(ours) or math.isinf(theirs):
+        return paired_differences([ours], [theirs])[0]
+    return ours / theirs - 1

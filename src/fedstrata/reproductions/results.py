@@ -1,0 +1,224 @@
+"""Stored results: one small JSON file per cell of a study, with every round's figures of every run.
+
+    results/<study>/<cell>.json
+    { "format", "study", "cell",
+      "arms": { arm: { "recipe": hash, "settings": {…}, "runs": { seed: { "made", "weights_sha256", "series" } } } } }
+
+A run belongs to a recipe by its hash. Runs of another recipe than the study's present one are not shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.errors import RunDirectoryError
+from fedstrata.reproductions.measures import Series, cumulative_upload, measure
+from fedstrata.reproductions.study import Study, StudyRun, recipe_hash, settings_of
+from fedstrata.rundir import versions
+from fedstrata.runs import Run
+from fedstrata.storage import read_versioned, write_whole
+
+FORMAT = 1
+
+
+def machine() -> dict[str, str]:
+    """What the last bits of a result depend on."""
+    known = versions()
+    return {key: known[key] for key in ("fedstrata", "torch", "cpu")} | {"processor": _processor()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+# --- from a run directory --------------------------------------------------------------------------------------------
+
+
+def series_of(run: Run, figures: list[str]) -> dict[str, list[float | None]]:
+    """Every round's upload and metrics, and what a study asks for beyond them."""
+    history = run.history()
+    series: dict[str, list[float | None]] = {"upload": [line["upload"] for line in history]}
+    names = {(place, key) for line in history for place, found in line["metrics"].items() for key in found}
+    for place, key in sorted(names):
+        if key in ("loss", run.metric.name):
+            values = [line["metrics"].get(place, {}).get(key) for line in history]
+            series[f"{place}.{key}"] = [_short(value) for value in values]
+    if "gradient_divergence" in figures:
+        series["gradient_divergence"] = [_short(_gradient_divergence(run, line["round"])) for line in history]
+    if "angles" in figures:
+        angles = np.array([run.figures(line["round"])["model_angle"] for line in history])
+        smoothed = np.cumsum(angles, axis=0) / np.arange(1, len(angles) + 1)[:, None]  # everyone takes part in all
+        series |= {f"angle.{client}": [_short(v) for v in column] for client, column in enumerate(smoothed.T)}
+    return series
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are plenty of a loss, and all of an accuracy on ten thousand samples."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _gradient_divergence(run: Run, round: int) -> float:
+    """FedAdp's figure 7: the mean of ‖∇F − ∇F_k‖ over clients, with −Δ/η(t) for the gradients.
+
+    The record has ‖Δ_k‖ and the angle to G = Σ p_k Δ_k, and ‖G‖² = Σ p_k ⟨Δ_k, G⟩ gives ‖G‖ = Σ p_k ‖Δ_k‖ cos θ_k.
+    """
+    figures = run.figures(round)
+    norms = np.sqrt((figures["divergence"] ** 2).sum(axis=1))
+    cosines = np.cos(figures["model_angle"])
+    share = figures["sizes"] / figures["sizes"].sum()
+    mean = float((share * norms * cosines).sum())
+    squared = mean**2 + norms**2 - 2 * mean * norms * cosines
+    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.experiment.training.learning_rate(round))
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------
+
+
+def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: Mapping[Path, str]) -> Path:
+    """Write a cell's finished runs (and those that failed for good), beside stored ones of the same recipe."""
+    path = folder / study.name / f"{cell}.json"
+    arms: dict[str, Any] = {}
+    stored = _read(path) if path.exists() else {}
+    for arm in study.arms:
+        experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
+        digest = recipe_hash(experiment)
+        old = stored.get(arm, {})
+        found = dict(old["runs"]) if old.get("recipe") == digest else {}
+        for one in runs:
+            if (one.cell, one.arm) != (cell, arm) or not (one.job.path / "run.json").exists():
+                continue
+            run = Run(one.job.path)
+            if run.finished() or one.job.path in failed:
+                found[str(one.seed)] = _describe(run, study, failed.get(one.job.path))
+        if found:
+            ordered = dict(sorted(found.items(), key=lambda item: int(item[0])))
+            arms[arm] = {"recipe": digest, "settings": settings_of(experiment), "runs": ordered}
+    if arms:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
+    return path
+
+
+def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"made": machine(), "data": run.directory.info["data"].get("source", "")}
+    if failure is not None:
+        entry["failed"] = failure
+    entry["weights_sha256"] = run.summary()["weights_sha256"]
+    entry["series"] = series_of(run, list(study.figures))
+    return entry
+
+
+def _as_text(content: dict[str, Any]) -> str:
+    """JSON with a line for each series and for the settings: small, and differences can be read."""
+
+    def write(value: Any, depth: int) -> str:
+        if not isinstance(value, dict) or not value:
+            return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        inner = (
+            f"{' ' * (depth + 1)}{json.dumps(key)}: "
+            + (json.dumps(item, ensure_ascii=False) if key in ("settings", "made") else write(item, depth + 1))
+            for key, item in value.items()
+        )
+        return "{\n" + ",\n".join(inner) + "\n" + " " * depth + "}"
+
+    return write(content, 0) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_versioned(path, FORMAT)
+    arms = content.get("arms")
+    if not isinstance(arms, dict):
+        raise RunDirectoryError(f"{path} is damaged: it has no arms")
+    return arms
+
+
+# --- as numbers ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is known of a study: cell → arm → seed → series."""
+
+    study: Study
+    runs: dict[str, dict[str, dict[int, Series]]]
+    notes: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """Where the data came from; some copies of a data set are not the original pixels."""
+
+    @classmethod
+    def stored(cls, study: Study, folder: Path) -> Results:
+        """What is in the folder, as far as it belongs to the study as it is now."""
+        runs: dict[str, dict[str, dict[int, Series]]] = {}
+        notes, sources = [], set()
+        for cell in study.cells:
+            path = folder / study.name / f"{cell.name}.json"
+            arms = _read(path) if path.exists() else {}
+            runs[cell.name] = {}
+            for arm in study.arms:
+                entry = arms.get(arm)
+                if entry is None:
+                    continue
+                if entry["recipe"] != recipe_hash(study.experiment(cell, arm, 0)):
+                    notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
+                    continue
+                runs[cell.name][arm] = {int(seed): one["series"] for seed, one in entry["runs"].items()}
+                sources |= {f"{entry['settings']['task']['dataset']}: {one['data']}" for one in entry["runs"].values()}
+                notes += [
+                    f"{cell.name}, {arm}, seed {seed}: stopped, {one['failed']}; counted as far as it got"
+                    for seed, one in entry["runs"].items()
+                    if "failed" in one
+                ]
+        return cls(study, runs, notes, sorted(sources))
+
+    def seeds(self, cell: str, *arms: str) -> list[int]:
+        """The seeds that all of these arms have in a cell."""
+        found = [set(self.runs.get(cell, {}).get(arm, {})) for arm in arms]
+        return sorted(set.intersection(*found)) if found else []
+
+    def values(self, name: str, cell: str, arm: str, seeds: list[int]) -> list[float]:
+        """A measure of an arm, seed by seed."""
+        what = self.study.measures[name]
+        cell_of = next(c for c in self.study.cells if c.name == cell)
+        target = self.study.experiment(cell_of, arm, 0).evaluation.target
+        return [
+            measure(what, self.runs[cell][arm][seed], target, self._budget(cell, seed) if _needs_budget(what) else 0)
+            for seed in seeds
+        ]
+
+    def _budget(self, cell: str, seed: int) -> float:
+        """The upload that every arm had with this seed: the smallest of their totals."""
+        totals = [cumulative_upload(runs[seed])[-1] for runs in self.runs[cell].values() if seed in runs]
+        return min(totals)
+
+    def all_seeds(self) -> list[int]:
+        """How many seeds each arm has in each cell, of all that there should be."""
+        return [len(self.runs.get(cell.name, {}).get(arm, {})) for cell in self.study.cells for arm in self.study.arms]
+
+
+def _needs_budget(what: Any) -> bool:
+    return bool(what.kind == "at_equal_upload")
+
+
+def made_on(studies: list[Study], folder: Path) -> list[str]:
+    """With which versions and on which processors stored results were made."""
+    found = set()
+    for study in studies:
+        for path in sorted((folder / study.name).glob("*.json")):
+            for arm in _read(path).values():
+                for one in arm["runs"].values():
+                    made = one["made"]
+                    found.add(
+                        f"fedstrata {made['fedstrata']}, torch {made['torch']}, {made['processor']} ({made['cpu']})"
+                    )
+    return sorted(found)

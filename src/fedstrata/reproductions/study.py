@@ -1,0 +1,315 @@
+"""A study: one table or figure of a paper as a TOML file in `studies/`, with the values the paper reports.
+
+    recipe, settings        the paper's setting, a recipe by name and what is changed in it
+    [arms]                  what is compared: a name and an algorithm, perhaps with settings of its own
+    [[cells]]               the table's cells or the figure's panels: settings, and what the paper reports there
+    [measures]              the numbers taken from each run
+    [[claims]]              what the paper says of these numbers, in a form that can be checked
+    [quick]                 what is cut for a first impression
+
+Every arm runs in every cell with every seed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedstrata.checks import require
+from fedstrata.compare import Cell
+from fedstrata.errors import RecipeError
+from fedstrata.experiment import Experiment, explain, load
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+
+CHECKPOINT_EVERY = 10
+"""Rounds that a killed run may lose."""
+
+
+class Measure(BaseModel):
+    """One number of a run, out of what was recorded in every round."""
+
+    model_config = _STRICT
+
+    title: str
+    kind: Literal["rounds_to", "upload_to", "final", "best", "at", "mean", "deviation", "at_equal_upload"]
+    series: str | list[str] = Field("test.accuracy", description="or a list, whose mean is taken")
+    target: float | None = Field(None, description="of rounds_to and upload_to; the recipe's if not given")
+    round: int | None = Field(None, ge=1, description="of at")
+    first: int = Field(1, ge=1, description="of mean: the first round that counts")
+    last: int | None = Field(None, ge=1, description="of mean: the last one; of deviation: how many last rounds")
+
+    @model_validator(mode="after")
+    def _check(self) -> Measure:
+        require((self.kind == "at") == (self.round is not None), "round", self.round, f"kind is {self.kind}")
+        require(self.kind != "deviation" or self.last is not None, "last", self.last, "deviation needs it")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The series it reads."""
+        return [self.series] if isinstance(self.series, str) else self.series
+
+
+class Arm(BaseModel):
+    """One of the things compared."""
+
+    model_config = _STRICT
+
+    algorithm: str | dict[str, Any]
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class StudyCell(BaseModel):
+    """One setting in which all arms run."""
+
+    model_config = _STRICT
+
+    name: str = Field(pattern=_NAME)
+    title: str
+    recipe: str | None = Field(None, description="another recipe than the study's")
+    settings: dict[str, Any] = Field(default_factory=dict)
+    reported: dict[str, dict[str, float]] = Field(default_factory=dict, description="measure → arm → value")
+    seconds_per_round: float | None = Field(None, gt=0)
+
+
+class Claim(BaseModel):
+    """A statement of the paper about measures: `arm` is lower than, higher than or similar to `than` or `value`."""
+
+    model_config = _STRICT
+
+    text: str
+    paper: str = Field(description="what the paper reports, in its own figures")
+    measure: str
+    arm: str
+    relation: Literal["lower", "higher", "similar"]
+    than: list[str] = Field(default_factory=list, description="arms; each is a comparison of its own")
+    than_measure: str | None = Field(None, description="the others' measure, where it is another one")
+    value: float | None = Field(None, description="a number, instead of other arms")
+    factor: float = Field(1.0, gt=0, description="the others' value is multiplied by this: 0.6 is “40 % lower”")
+    margin: float = Field(0.0, description="lower or higher by more than this, which may be below 0; similar within it")
+    cells: list[str] | None = Field(None, description="where it is said; everywhere if not given")
+    why: str = Field("", description="our explanation of what was found")
+
+    @field_validator("than", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, than: Any) -> Any:
+        return [than] if isinstance(than, str) else than
+
+    @model_validator(mode="after")
+    def _check(self) -> Claim:
+        require(bool(self.than) != (self.value is not None), "than", self.than, "give either than or value")
+        require(self.relation != "similar" or self.margin > 0, "margin", self.margin, "similar needs one above 0")
+        return self
+
+
+class Quick(BaseModel):
+    """What a first impression leaves out."""
+
+    model_config = _STRICT
+
+    seeds: int = Field(1, ge=1)
+    rounds: int = Field(ge=1)
+    cells: list[str] | None = None
+    arms: list[str] | None = None
+
+
+class Study(BaseModel):
+    """A table or figure, ready to run."""
+
+    model_config = _STRICT
+
+    name: str = Field(pattern=_NAME)
+    title: str
+    paper: str = Field(description="the paper's short name: the page is ordered by it")
+    shows: str = Field(description="which table or figure")
+    recipe: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    reduced: str = Field("", description="exactly what was reduced from the paper's setting")
+    notes: str = Field("", description="how the paper was read")
+    seeds: int = Field(ge=1)
+    seconds_per_round: float = Field(gt=0, description="on one core of a small machine")
+    figures: list[Literal["gradient_divergence", "angles"]] = Field(
+        default_factory=list, description="series made from the per-layer figures, which are recorded only then"
+    )
+    arms: dict[str, Arm] = Field(min_length=1)
+    cells: list[StudyCell] = Field(min_length=1)
+    measures: dict[str, Measure] = Field(min_length=1)
+    claims: list[Claim] = Field(default_factory=list)
+    quick: Quick
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _short_arms(cls, arms: Any) -> Any:
+        if not isinstance(arms, Mapping):
+            return arms
+        return {name: {"algorithm": arm} if isinstance(arm, str) else arm for name, arm in arms.items()}
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        names = [cell.name for cell in self.cells]
+        require(len(set(names)) == len(names), "cells", names, "two have the same name")
+        for claim in self.claims:
+            self._known("claims.measure", [claim.measure, *filter(None, [claim.than_measure])], self.measures)
+            self._known("claims.arm", [claim.arm, *claim.than], self.arms)
+            self._known("claims.cells", claim.cells or [], names)
+        for cell in self.cells:
+            self._known(f"cells.{cell.name}.reported", cell.reported, self.measures)
+            for values in cell.reported.values():
+                self._known(f"cells.{cell.name}.reported", values, self.arms)
+        self._known("quick.cells", self.quick.cells or [], names)
+        self._known("quick.arms", self.quick.arms or [], self.arms)
+        return self
+
+    @staticmethod
+    def _known(field: str, used: Iterable[str], known: Iterable[str]) -> None:
+        known = list(known)
+        for name in used:
+            require(name in known, field, name, f"is none of {', '.join(known)}")
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Study:
+        """Check a table and freeze it; every cell's experiment is checked as well."""
+        try:
+            study = cls.model_validate(dict(table))
+        except ValidationError as error:
+            raise explain(error, cls) from None
+        for cell in study.cells:
+            for arm in study.arms:
+                study.experiment(cell, arm, 0)
+        return study
+
+    def experiment(self, cell: StudyCell, arm: str, seed: int) -> Experiment:
+        """What one run does."""
+        chosen = self.arms[arm]
+        settings = {
+            "name": self.name,
+            "description": f"{self.title}: {cell.title}, {arm}",
+            "record.layers": bool(self.figures),
+            "record.checkpoint_every": CHECKPOINT_EVERY,
+            **self.settings,
+            **cell.settings,
+            **chosen.settings,
+        }
+        return load(cell.recipe or self.recipe, algorithm=chosen.algorithm, settings=settings, seed=seed)
+
+    def quickened(self) -> Study:
+        """The study cut down for a first impression."""
+        quick = self.quick
+        cells = [cell for cell in self.cells if quick.cells is None or cell.name in quick.cells]
+        arms = {name: arm for name, arm in self.arms.items() if quick.arms is None or name in quick.arms}
+        names = [cell.name for cell in cells]
+        cells = [
+            cell.model_copy(
+                update={
+                    "settings": {**cell.settings, "training.rounds": min(quick.rounds, self.rounds(cell))},
+                    "reported": {
+                        measure: {arm: value for arm, value in values.items() if arm in arms}
+                        for measure, values in cell.reported.items()
+                    },
+                }
+            )
+            for cell in cells
+        ]
+        claims = [
+            claim.model_copy(update={"cells": kept})
+            for claim in self.claims
+            if {claim.arm, *claim.than} <= set(arms)
+            and (kept := [name for name in claim.cells or names if name in names])
+        ]
+        changes = {"cells": cells, "arms": arms, "claims": claims, "seeds": min(quick.seeds, self.seeds)}
+        return self.model_copy(update={"name": f"{self.name}-quick", **changes})
+
+    def rounds(self, cell: StudyCell) -> int:
+        """How many rounds a run of a cell has."""
+        return self.experiment(cell, next(iter(self.arms)), 0).training.rounds
+
+    def seconds(self, cores: int, seeds: int | None = None) -> float:
+        """About how long the whole study takes, at most (a run may stop at its target)."""
+        work = sum(self.rounds(cell) * (cell.seconds_per_round or self.seconds_per_round) for cell in self.cells)
+        return work * len(self.arms) * (seeds or self.seeds) / cores
+
+    def stops_early(self) -> bool:
+        """Whether runs end when they reach the target."""
+        return any(self.experiment(cell, arm, 0).evaluation.stop_at_target for cell in self.cells for arm in self.arms)
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One arm in one cell with one seed."""
+
+    cell: str
+    arm: str
+    job: Cell
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.job.seed
+
+
+def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
+    """All runs of a study, first seed first, so that every cell has something early."""
+    return [
+        StudyRun(
+            cell.name,
+            arm,
+            Cell(arm, seed, study.experiment(cell, arm, seed), out / cell.name / arm / f"seed-{seed}"),
+        )
+        for seed in seeds
+        for cell in study.cells
+        for arm in study.arms
+    ]
+
+
+def settings_of(experiment: Experiment, defaults: bool = True) -> dict[str, Any]:
+    """The recipe without its name and seed, and without what changes no result."""
+    table = experiment.model_dump(mode="json", exclude_none=True, exclude_defaults=not defaults)
+    for key in ("format", "name", "description", "seed", "paper", "record"):
+        table.pop(key, None)
+    table.get("engine", {}).pop("workers", None)
+    return {key: value for key, value in table.items() if value != {}}
+
+
+def recipe_hash(experiment: Experiment) -> str:
+    """What a stored result belongs to: a digest of the settings that are no defaults, so that new ones may be added."""
+    text = json.dumps(settings_of(experiment, defaults=False), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def studies() -> dict[str, Any]:
+    """Our studies' files by name."""
+    found = (entry for entry in files("fedstrata").joinpath("studies").iterdir() if entry.name.endswith(".toml"))
+    return {entry.name.removesuffix(".toml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def load_study(name: str | Path) -> Study:
+    """A study by the name of one of ours, or from a file."""
+    path = Path(name)
+    ours = studies()
+    if path.suffix == ".toml":
+        source = path
+    elif str(name) in ours:
+        source = ours[str(name)]
+    else:
+        close = difflib.get_close_matches(str(name), ours, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see `fedstrata reproduce --list`"
+        raise RecipeError("study", str(name), f"neither a .toml file nor the name of a study; {hint}")
+    try:
+        table = tomllib.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError("study", str(name), f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecipeError("study", str(name), f"is not valid TOML: {error}") from None
+    table.setdefault("name", path.stem if path.suffix == ".toml" else str(name))
+    return Study.parse(table)

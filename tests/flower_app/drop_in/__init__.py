@@ -1,0 +1,1 @@
+"""A Flower app that uses everything in fedstrata.flower."""

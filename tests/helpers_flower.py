@@ -1,0 +1,166 @@
+"""Flower without a network: a grid that runs ClientApps in this process, over Flower's own wire format."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp import Grid
+from torch import nn
+
+from fedstrata.flower import Spring, selection_mod
+from fedstrata.tasks.task import Task
+
+
+def carried(message: Message) -> Message:
+    """What arrives of a message: serialised and read again."""
+    return message_from_proto(ProtoMessage.FromString(message_to_proto(message).SerializeToString()))
+
+
+def record_bytes(message: Message) -> int:
+    """What a message's records weigh in Flower's format."""
+    return len(recorddict_to_proto(message.content).SerializeToString())
+
+
+class FakeGrid(Grid):
+    """Nodes with one ClientApp each. `change(reply, node)` may spoil a reply; None is a reply that never comes."""
+
+    def __init__(
+        self,
+        apps: dict[int, ClientApp],
+        *,
+        change: Callable[[Message, int], Message | None] = lambda reply, node: reply,
+        connected: Callable[[], Iterable[int]] | None = None,
+    ) -> None:
+        self.apps, self.change = apps, change
+        self.connected = connected or (lambda: list(apps))
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config={"partition-id": at}, state=RecordDict(), run_config={})
+            for at, node in enumerate(apps)
+        }
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.connected())
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            self.sent.append(message)
+            node = message.metadata.dst_node_id
+            arrived = carried(message)
+            try:
+                reply = self.apps[node](arrived, self.contexts[node])
+            except Exception as error:  # Flower turns what a ClientApp raises into an error reply that names no node
+                reply = Message(Error(code=2, reason=str(error)), reply_to=arrived)
+                reply.metadata.__dict__["_src_node_id"] = 1
+            spoilt = self.change(reply, node)
+            if spoilt is not None:
+                replies.append(carried(spoilt))
+        self.received += replies
+        return replies[::-1]  # in no particular order
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        raise NotImplementedError
+
+
+def stock_app(task: Task, *, lr: float, epochs: int = 1) -> ClientApp:
+    """Full-batch SGD, written as Flower's guides do, without anything of fedstrata's."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model, (inputs, targets) = _loaded(task, message, context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        return Message(_content(model, loss.item(), len(inputs)), reply_to=message)
+
+    app.evaluate()(_evaluate(task))
+    return app
+
+
+def helped_app(task: Task, *, lr: float, epochs: int = 1, pull: bool = True) -> ClientApp:
+    """The same with the spring in its loop and the mod that selects."""
+    app = ClientApp(mods=[selection_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model, batch = _loaded(task, message, context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        spring = Spring(message, model)
+        for _ in range(epochs):
+            for inputs, targets in spring.epoch([batch]):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                loss.backward()
+                if pull:
+                    spring.pull()
+                optimizer.step()
+        content = _content(model, loss.item(), len(batch[0]))
+        return Message(spring.acknowledge(content), reply_to=message)
+
+    app.evaluate()(_evaluate(task))
+    return app
+
+
+def array_app(train: Callable[[dict[str, Any], int], tuple[dict[str, Any], dict[str, Any]]]) -> ClientApp:
+    """A client of no framework: `train(arrays, node)` gives new arrays and metrics."""
+    app = ClientApp()
+
+    @app.train()
+    def train_message(message: Message, context: Context) -> Message:
+        arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        new, metrics = train(arrays, context.node_id)
+        record = ArrayRecord({name: Array(array) for name, array in new.items()})
+        return Message(RecordDict({"arrays": record, "metrics": MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
+def _loaded(task: Task, message: Message, context: Context) -> tuple[nn.Module, Sequence[torch.Tensor]]:
+    model = task.model().double()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.train()
+    return model, task.clients[int(context.node_config["partition-id"])]
+
+
+def _content(model: nn.Module, loss: float, size: int) -> RecordDict:
+    metrics = MetricRecord({"train_loss": loss, "num-examples": size})
+    return RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+
+
+def _evaluate(task: Task) -> Callable[[Message, Context], Message]:
+    def evaluate(message: Message, context: Context) -> Message:
+        model, (inputs, targets) = _loaded(task, message, context)
+        model.eval()
+        with torch.no_grad():
+            loss = float(nn.functional.cross_entropy(model(inputs), targets))
+        content = RecordDict({"metrics": MetricRecord({"eval_loss": loss, "num-examples": len(inputs)})})
+        return Message(content, reply_to=message)
+
+    return evaluate

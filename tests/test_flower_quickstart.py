@@ -1,0 +1,190 @@
+"""Whole Flower apps with `fedstrata.flower`, in Flower's own processes (`make test-deployment`)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+
+pytestmark = pytest.mark.deployment
+
+HERE = Path(__file__).parent
+CLIENTS = 4
+DROP_IN = {
+    "pyproject.toml": ['+    "fedstrata[flower]",'],
+    "pytorchexample/server_app.py": [
+        "-from flwr.serverapp.strategy import FedAvg",
+        "+from fedstrata import fedlayerwise",
+        "+from fedstrata.flower import Strategy",
+        "-    strategy = FedAvg(fraction_evaluate=fraction_evaluate)",
+        "+    strategy = Strategy(fedlayerwise(), fraction_evaluate=fraction_evaluate)",
+    ],
+}
+"""What the README shows: four lines in the place of two."""
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[Any]:
+    """A SuperLink that simulates nodes, in a session of its own, on the loopback; `run(app, options)` waits for a run.
+
+    Whatever it started ends with the test.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = tmp_path / "flwr-home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    capture = tmp_path / "capture"
+    capture.mkdir()
+    binaries = Path(sys.executable).parent
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE / "flower_stand_ins", HERE.parent / "src"))),
+        "FLOWER_CAPTURE": str(capture),
+    }
+    log = tmp_path / "superlink.log"
+    with log.open("w") as out:
+        link = subprocess.Popen(
+            ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)],
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+
+    def run(app: Path, **options: Any) -> dict[int, dict[str, Any]]:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in options.items())
+        federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1 init-args-num-cpus=2"
+        command = ["flwr", "run", str(app), "here", "--stream", "--federation-config", federation]
+        finished = subprocess.run(
+            [*command, "--run-config", config],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        told = {int(path.stem): json.loads(path.read_text()) for path in capture.glob("*.json")}
+        assert told, finished.stdout + finished.stderr + log.read_text()
+        return told
+
+    run.capture = capture  # type: ignore[attr-defined]
+    try:
+        yield run
+    finally:
+        os.killpg(link.pid, signal.SIGTERM)
+        try:
+            link.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(link.pid, signal.SIGKILL)
+            link.wait()
+
+
+def check_against_reference(told: dict[int, dict[str, Any]], capture: Path, rounds: int) -> None:
+    """Every aggregate is FedLayerWise, computed by the slow reference from the replies that came in."""
+    angles: dict[Any, float] = {}
+    counts: dict[Any, int] = {}
+    assert sorted(told) == list(range(1, rounds + 1))
+    for number in sorted(told):
+        answers = told[number]["replies"]
+        assert not [answer for answer in answers if "error" in answer]
+        before, after = (dict(np.load(capture / f"{number}-{when}.npz")) for when in ("before", "after"))
+        replies = [dict(np.load(capture / f"{number}-{answer['node']}.npz")) for answer in answers]
+        grouping = told[number]["layers"]
+        updates = [{name: reply[name].astype(float) - before[name] for name in before} for reply in replies]
+        sent = [{layer: np.ones(200, dtype=bool)[: before[g[0]].shape[0]] for layer, g in grouping.items()}] * len(
+            replies
+        )
+        weights = reference.weigh(
+            updates,
+            sent,
+            {at: answer["size"] for at, answer in enumerate(answers)},
+            [answer["node"] for answer in answers],
+            grouping,
+            set(before),
+            reference.Rules(weighting="fedlayerwise"),
+            number,
+            angles,
+            counts,
+        )
+        expected = reference.aggregate(
+            {n: a.astype(float) for n, a in before.items()}, updates, sent, weights, grouping
+        )
+        for name, value in expected.items():
+            np.testing.assert_allclose(after[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        shares = weights / weights.sum(0)
+        order = [told[number]["nodes"].index(answer["node"]) for answer in answers]
+        np.testing.assert_allclose(np.array(told[number]["weight"])[order], shares, rtol=1e-3)
+        sizes = np.array([answer["size"] for answer in answers])
+        assert np.abs(shares - 1 / len(shares)).max() > 0.02, "uniform"
+        assert np.abs(shares - (sizes / sizes.sum())[:, None]).max() > 0.02, "FedAvg's"
+        carried = sum(answer["bytes"] for answer in answers)
+        arrays = sum(answer["arrays"] for answer in answers)
+        assert told[number]["upload"] < carried <= told[number]["upload"] + 256 * arrays + 2048 * len(answers)
+
+
+@pytest.mark.skipif("FLOWER_EXAMPLES" not in os.environ, reason="$FLOWER_EXAMPLES: the examples folder of Flower's git")
+def test_quickstart_pytorch_as_flower_ships_it(flower: Any, tmp_path: Path) -> None:
+    """Its own ClientApp and training code; only the packages that would fetch data from the hub are stand-ins."""
+    original = Path(os.environ["FLOWER_EXAMPLES"]) / "quickstart-pytorch"
+    app = tmp_path / "quickstart-pytorch"
+    shutil.copytree(original, app)
+    for name, lines in DROP_IN.items():
+        text = (original / name).read_text()
+        if name == "pyproject.toml":
+            text = text.replace("dependencies = [\n", f"dependencies = [\n{lines[0][1:]}\n", 1)
+        else:
+            text = text.replace(f"{lines[0][1:]}\n", f"{lines[1][1:]}\n{lines[2][1:]}\n").replace(
+                lines[3][1:], lines[4][1:]
+            )
+        (app / name).write_text(text)
+        difference = difflib.unified_diff((original / name).read_text().splitlines(), text.splitlines(), n=0)
+        assert [line for line in difference if not line.startswith(("---", "+++", "@@"))] == lines
+    assert sum(line[0] == "+" for lines in DROP_IN.values() for line in lines) <= 5
+    told = flower(app, **{"num-server-rounds": 3})
+    check_against_reference(told, flower.capture, 3)
+
+
+def test_a_whole_app(flower: Any) -> None:
+    """A stock reply's way through Flower's processes: FedLayerWise against the reference."""
+    check_against_reference(flower(HERE / "flower_app", rounds=2), flower.capture, 2)
+
+
+def test_a_whole_app_with_the_clients_half(flower: Any) -> None:
+    """FedLDF's second exchange and FedProx's spring: of each layer two clients' uploads, and everyone's scores."""
+    told = flower(HERE / "flower_app", rounds=2, algorithm="mixed")
+    assert sorted(told) == [1, 2]
+    for table in told.values():
+        assert all(status.startswith("ok") for status in table["status"]), table["status"]
+        assert table["upload"] == 2 * (4 * 8 + 8 + 8 + 1) * 4 + CLIENTS * 2 * 4
+        assert (np.array(table["weight"]) > 0).sum(0).tolist() == [2, 2]
+        np.testing.assert_allclose(table["mu"], 0.25)
