@@ -220,7 +220,7 @@ def test_fedldf_upload_of_a_forgotten_update_is_an_error() -> None:
 
     class Forgetful(FaultyEngine):
         def exchange(self, orders):
-            self.client._kept.clear() if orders and orders[0].kind == "upload" else None
+            self.client.kept.clear() if orders and orders[0].kind == "upload" else None
             return super().exchange(orders)
 
     setup, plan, state = prepare(FOUR, LDF, Training(rounds=1, attempts=1))
@@ -233,8 +233,8 @@ def test_nothing_is_kept_for_longer_than_a_round() -> None:
     task = linear_task([5] * 30)
     training = Training(rounds=8, clients_per_round=4, batch_size=4)
     engine, _, _ = fit_faulty(task, Algorithm(Plain(), FedLDF(n=1), SampleSize()), training)
-    assert {kept.round for kept in engine.client._kept.values()} <= {8}
-    assert len(engine.client._kept) <= 4
+    assert {kept.round for kept in engine.client.kept.values()} <= {8}
+    assert len(engine.client.kept) <= 4
 
 
 # --- too few replies ---------------------------------------------------------------------------------------------

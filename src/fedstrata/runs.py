@@ -452,7 +452,7 @@ def default_directory(experiment: Experiment) -> Path:
 def _describe(prepared: Prepared) -> dict[str, Any]:
     """What run.json says of the experiment besides the recipe."""
     task = prepared.task
-    notes = task.described()
+    notes = dict(task.notes) if isinstance(task.clients, RemoteData) else task.described()
     if len(notes.get("table", ())) > MOST_COUNTED:
         del notes["table"]
     return {
