@@ -63,7 +63,15 @@ def test_bad_options_name_the_field(name, options, message):
         MODELS[name](CIFAR, **{"classes": 10, **options})
 
 
-@pytest.mark.parametrize("shape", [(28, 28), (0, 28, 28)])
-def test_bad_shapes_name_the_field(shape):
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn", (28, 28)), ("vgg9", (0, 28, 28)), ("logreg", (0, 28)), ("mlp", ())]
+)
+def test_bad_shapes_name_the_field(name, shape):
     with pytest.raises(ValueError, match="input_shape"):
-        MODELS["logreg"](shape, 10)
+        MODELS[name](shape, 10)
+
+
+@pytest.mark.parametrize("name", ["logreg", "mlp"])
+def test_whatever_has_no_convolutions_takes_inputs_of_any_shape(name):
+    assert MODELS[name]((5,), 3)(torch.zeros(2, 5)).shape == (2, 3)
+    assert MODELS[name]((2, 4), 3)(torch.zeros(2, 2, 4)).shape == (2, 3)

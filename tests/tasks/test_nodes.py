@@ -15,7 +15,7 @@ import torch
 from fedstrata.errors import DataError, RecipeError
 from fedstrata.experiment import load
 from fedstrata.runs import Prepared, Run, prepare
-from fedstrata.tasks.nodes import NodesConfig, own_task, read_folder
+from fedstrata.tasks.nodes import NodesConfig, own_task, read_own_folder
 from fedstrata.tasks.partitions import split
 
 CONFIG = NodesConfig(clients=3, shape=[1, 28, 28], classes=10)
@@ -37,7 +37,7 @@ def test_every_layout_gives_the_same_samples(kind: str, tmp_path: Path) -> None:
     if kind == "image":
         images, labels = node_data.sorted_by_class(images, labels)
     node_data.WRITERS[kind](tmp_path / "data", images, labels)
-    samples = read_folder(tmp_path / "data", CONFIG)
+    samples = read_own_folder(tmp_path / "data", CONFIG)
     assert samples.inputs.dtype == torch.float32
     assert torch.equal(samples.inputs, torch.from_numpy(images).float() / 255)
     assert samples.targets.tolist() == labels.tolist()
@@ -49,16 +49,83 @@ def test_two_files_of_a_kind_are_read_one_after_the_other(tmp_path: Path) -> Non
         (tmp_path / f"{name}-images.idx3-ubyte.gz").write_bytes(gzip.compress(node_data.idx(images[:, 0])))
         (tmp_path / f"{name}-labels.idx1-ubyte").write_bytes(node_data.idx(labels))
     expected = [label for seed in (0, 1) for label in node_data.digits(4, seed)[1].tolist()]
-    assert read_folder(tmp_path, CONFIG).targets.tolist() == expected
+    assert read_own_folder(tmp_path, CONFIG).targets.tolist() == expected
 
 
 def test_inputs_are_scaled_per_channel(tmp_path: Path) -> None:
     """(0.5 − 0.1)/0.2 = 2 and (1 − 0.4)/0.3 = 2; (0 − 0.1)/0.2 = −0.5 and (0.1 − 0.4)/0.3 = −1."""
     (tmp_path / "a.csv").write_text("x,label,y\n0.5,cat,1\n0,dog,0.1\n")
     config = NodesConfig(clients=1, shape=[2], classes=["dog", "cat"], mean=[0.1, 0.4], std=[0.2, 0.3])
-    samples = read_folder(tmp_path, config)
+    samples = read_own_folder(tmp_path, config)
     torch.testing.assert_close(samples.inputs, torch.tensor([[2.0, 2.0], [-0.5, -1.0]]))
     assert samples.targets.tolist() == [1, 0]
+
+
+def test_the_numbers_of_an_image_are_bytes_or_from_0_to_1(tmp_path: Path) -> None:
+    """A CSV file of bytes gives what an idx file of them gives; what can be neither is refused."""
+    images, labels = node_data.digits(5)
+    node_data.write_idx(tmp_path / "idx", images, labels)
+    rows = [[*image.flatten().tolist(), label] for image, label in zip(images, labels.tolist(), strict=True)]
+    header = [*(f"p{number}" for number in range(784)), "label"]
+
+    def write(rows: list[list[int]]) -> None:
+        (tmp_path / "csv").mkdir(exist_ok=True)
+        (tmp_path / "csv" / "a.csv").write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]) + "\n")
+
+    write(rows)
+    expected, ours = (read_own_folder(tmp_path / kind, CONFIG) for kind in ("idx", "csv"))
+    assert torch.equal(ours.inputs, expected.inputs)
+    assert torch.equal(ours.targets, expected.targets)
+    write([[256, *rows[0][1:]]])
+    with pytest.raises(DataError, match=r"inputs from 0 to 256; those of images, as shape \[1, 28, 28\] says"):
+        read_own_folder(tmp_path / "csv", CONFIG)
+
+
+def test_a_parquet_file_of_numbers_is_a_table(tmp_path: Path) -> None:
+    """The columns are inputs in their order, whatever their type; the classes go by name or number."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def write(**columns: Any) -> None:
+        parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+
+    config = NodesConfig(clients=1, shape=[2], classes=["ok", "broken"])
+    write(x=[300, 2], label=["broken", "0"], y=[0.5, -1.5])
+    samples = read_own_folder(tmp_path, config)
+    assert samples.inputs.tolist() == [[300, 0.5], [2, -1.5]]
+    assert samples.targets.tolist() == [1, 0]
+    for columns, problem in (
+        ({"x": [1], "label": [0]}, "1 columns of inputs, expected 2"),
+        ({"x": [1], "y": [None], "label": [0]}, "y = nan in row 1 is not finite"),
+        ({"x": [1], "y": ["high"], "label": [0]}, "columns of numbers"),
+        ({"x": [1], "y": [1], "label": [None]}, "label = 'None' in row 1 is no class"),
+        ({"x": [1], "y": [1], "z": [0]}, "0 columns are called label, expected 1; there are: x, y, z"),
+    ):
+        write(**columns)
+        with pytest.raises(DataError, match=f"a.parquet: .*{problem}"):
+            read_own_folder(tmp_path, config)
+
+
+def test_a_parquet_file_of_images_may_have_plain_bytes_and_names(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    images, _ = node_data.digits(2)
+    table = pyarrow.table({"image": [node_data.png(image[0]) for image in images], "label": ["7", "2"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    samples = read_own_folder(tmp_path, CONFIG)
+    assert torch.equal(samples.inputs, torch.from_numpy(images).float() / 255)
+    assert samples.targets.tolist() == [7, 2]
+
+
+def test_what_a_camera_or_a_file_manager_leaves_behind(tmp_path: Path) -> None:
+    """Names in capitals are names; hidden files are not samples."""
+    images, _ = node_data.digits(1)
+    for name in ("3/A.PNG", "3/._A.PNG", ".trash/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(node_data.png(images[0, 0]))
+    (tmp_path / ".old.csv").write_text("")
+    assert read_own_folder(tmp_path, CONFIG).targets.tolist() == [3]
 
 
 POINTS = NodesConfig(clients=1, shape=[2], classes=2)
@@ -70,8 +137,8 @@ POINTS = NodesConfig(clients=1, shape=[2], classes=2)
         ("", "0 columns are called label"),
         ("x,y,label,label\n", "2 columns are called label"),
         ("x,y,z,label\n", "3 columns of inputs, expected 2"),
-        ("x,y,label\n1,2,2\n", "label = '2' is no class; there are: 0, 1"),
-        ("x,y,label\n1,2,nan\n", "label = 'nan' is no class"),
+        ("x,y,label\n1,2,2\n", "label = '2' in row 1 is no class; there are: 0, 1"),
+        ("x,y,label\n1,2,nan\n", "label = 'nan' in row 1 is no class"),
         ("x,y,label\n1,two,0\n", "'two'"),
         ("label,x,y\n1,2\n", "2 columns under a header of 3"),
         ("x,y,label\n1,2\n", "number of fields 2"),
@@ -84,7 +151,7 @@ POINTS = NodesConfig(clients=1, shape=[2], classes=2)
 def test_a_csv_file_that_makes_no_sense(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(DataError) as error:
-        read_folder(tmp_path, POINTS)
+        read_own_folder(tmp_path, POINTS)
     assert problem in str(error.value)
     assert "a.csv" in str(error.value)
     assert "\n" not in str(error.value)
@@ -93,14 +160,14 @@ def test_a_csv_file_that_makes_no_sense(text: str, problem: str, tmp_path: Path)
 def test_a_csv_file_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"a\.csv"):
-        read_folder(tmp_path, POINTS)
+        read_own_folder(tmp_path, POINTS)
 
 
 @pytest.mark.parametrize("kind", node_data.WRITERS)
 def test_inputs_of_another_size(kind: str, tmp_path: Path) -> None:
     node_data.WRITERS[kind](tmp_path / "data", *node_data.digits(4))
     with pytest.raises(DataError, match=r"(28, 28\).*|784 columns of inputs), expected"):
-        read_folder(tmp_path / "data", NodesConfig(clients=1, shape=[1, 28, 27], classes=10))
+        read_own_folder(tmp_path / "data", NodesConfig(clients=1, shape=[1, 28, 27], classes=10))
 
 
 @pytest.mark.parametrize("kind", node_data.WRITERS)
@@ -108,34 +175,36 @@ def test_labels_that_are_no_class(kind: str, tmp_path: Path) -> None:
     images, labels = node_data.digits(3)
     labels[1] = 10
     node_data.WRITERS[kind](tmp_path / "data", images, labels)
-    with pytest.raises(DataError, match=r"'?10'? (is no class|is not one of|, expected 0 to 9)|to 10, expected 0 to 9"):
-        read_folder(tmp_path / "data", CONFIG)
+    with pytest.raises(
+        DataError, match=r"'?10'? (in row 2 is no class|is not one of|, expected 0 to 9)|to 10, expected 0 to 9"
+    ):
+        read_own_folder(tmp_path / "data", CONFIG)
 
 
 def test_idx_without_its_labels_or_with_too_few(tmp_path: Path) -> None:
     images, labels = node_data.digits(3)
     (tmp_path / "my-images-idx3-ubyte").write_bytes(node_data.idx(images[:, 0]))
     with pytest.raises(DataError, match="my-labels-idx1-ubyte: is missing"):
-        read_folder(tmp_path, CONFIG)
+        read_own_folder(tmp_path, CONFIG)
     (tmp_path / "my-labels-idx1-ubyte").write_bytes(node_data.idx(labels[:2]))
     with pytest.raises(DataError, match="3 images but 2 labels"):
-        read_folder(tmp_path, CONFIG)
+        read_own_folder(tmp_path, CONFIG)
 
 
 def test_a_folder_with_nothing_or_with_two_kinds(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"data = .*has no files"):
-        read_folder(tmp_path, CONFIG)
+        read_own_folder(tmp_path, CONFIG)
     node_data.write_idx(tmp_path / "both", *node_data.digits(3))
     (tmp_path / "both" / "a.csv").write_text("label\n")
     with pytest.raises(RecipeError, match="several kinds: idx, csv"):
-        read_folder(tmp_path / "both", CONFIG)
+        read_own_folder(tmp_path / "both", CONFIG)
 
 
 def test_images_need_a_shape_of_images(tmp_path: Path) -> None:
     node_data.write_idx(tmp_path / "data", *node_data.digits(3))
     for shape in ([784], [3, 28, 28]):
         with pytest.raises(RecipeError, match=r"task\.nodes\.shape"):
-            read_folder(tmp_path / "data", NodesConfig(clients=1, shape=shape, classes=10))
+            read_own_folder(tmp_path / "data", NodesConfig(clients=1, shape=shape, classes=10))
 
 
 # --- a node's task ---------------------------------------------------------------------------------------------------

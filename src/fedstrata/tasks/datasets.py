@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -345,34 +345,58 @@ def _read_encoded(published: Published, found: _Found) -> tuple[Split, str]:
     return split, ("known digests" if known else NOT_KNOWN) + (f"; {JPEG}" if jpeg else "")
 
 
-def _parquet_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
+def has_images(path: Path) -> bool:
+    """Whether a parquet file has a column of images. One that is damaged is left to its reader to complain about."""
+    pyarrow, parquet = parquet_modules()
     try:
-        import PIL  # noqa: F401
+        return not {"img", "image"}.isdisjoint(parquet.read_schema(path).names)
+    except pyarrow.ArrowException:
+        return True
+
+
+def class_numbers(class_names: Sequence[str]) -> dict[str, int]:
+    """How a class may be called: by its number or by its name."""
+    return {str(index): index for index in range(len(class_names))} | {
+        name: index for index, name in enumerate(class_names)
+    }
+
+
+def parquet_modules() -> tuple[Any, Any]:
+    """pyarrow and its parquet, if the extra is installed."""
+    try:
+        import PIL  # noqa: F401 - what is in parquet is images, mostly
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise MissingExtra("pyarrow and pillow", "data", "reading parquet") from error
+    return pyarrow, parquet
+
+
+def _parquet_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
+    pyarrow, parquet = parquet_modules()
+    number = class_numbers(published.class_names)
     encoded: Encoded = []
     labels = [np.empty(0, np.int64)]
     for path in paths:
         try:
             table = parquet.read_table(path)
-            image = next(name for name in ("img", "image") if name in table.column_names)
-            encoded += [
-                (f"{path}, row {row}", content)
-                for row, content in enumerate(table[image].combine_chunks().field("bytes").to_pylist())
-            ]
-            labels.append(np.array(table["label"].to_pylist(), dtype=np.int64))
+            image = table[next(name for name in ("img", "image") if name in table.column_names)].combine_chunks()
+            contents = image if pyarrow.types.is_binary(image.type) else image.field("bytes")
+            encoded += [(f"{path}, row {row}", content) for row, content in enumerate(contents.to_pylist())]
+            classes = table["label"].to_pylist()
+            for name in classes:
+                if isinstance(name, str) and name not in number:
+                    raise DataError(f"{path}: label = {name[:50]!r} is no class; there are: {', '.join(number)}")
+            labels.append(np.array([number.get(name, name) for name in classes], dtype=np.int64))
         except (pyarrow.ArrowException, StopIteration, KeyError, AttributeError, TypeError, ValueError) as error:
             raise DataError(
-                f"{path}: not parquet with columns img or image (struct with bytes) and label ({type(error).__name__})"
+                f"{path}: not parquet with columns img or image (bytes) and label ({type(error).__name__})"
             ) from error
     return encoded, np.concatenate(labels)
 
 
 def _image_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
-    number = {str(index): index for index in range(len(published.class_names))}
-    number |= {name: index for index, name in enumerate(published.class_names)}
+    number = class_numbers(published.class_names)
     for path in paths:
         if path.parent.name not in number:
             raise DataError(f"{path.parent}: {path.parent.name!r} is not one of {', '.join(published.class_names)}")

@@ -5,27 +5,28 @@ A ReLU stands behind its pooling: it commutes with the maximum, gradients includ
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import nn
 
-Shape = tuple[int, int, int]
-"""Channels, height, width of an image."""
+Shape = tuple[int, ...]
+"""Of one input; of an image: channels, height, width."""
 
 
 def logreg(input_shape: Shape, classes: int) -> nn.Module:
-    """Multinomial logistic regression: one linear layer over the pixels."""
-    _check(input_shape, classes)
-    return _stack(flatten=nn.Flatten(), fc=nn.Linear(_numel(input_shape), classes))
+    """Multinomial logistic regression: one linear layer over all inputs."""
+    _check_numbers(input_shape=min(input_shape, default=0), classes=classes)
+    return _stack(flatten=nn.Flatten(), fc=nn.Linear(math.prod(input_shape), classes))
 
 
 def mlp(input_shape: Shape, classes: int, hidden: int = 200) -> nn.Module:
     """A two-layer network with ReLU."""
-    _check(input_shape, classes, hidden=hidden)
+    _check_numbers(input_shape=min(input_shape, default=0), classes=classes, hidden=hidden)
     return _stack(
         flatten=nn.Flatten(),
-        fc1=nn.Linear(_numel(input_shape), hidden),
+        fc1=nn.Linear(math.prod(input_shape), hidden),
         relu1=nn.ReLU(),
         fc2=nn.Linear(hidden, classes),
     )
@@ -42,7 +43,8 @@ def cnn_padded(input_shape: Shape, classes: int) -> nn.Module:
 
 
 def _two_convolutions(input_shape: Shape, classes: int, padding: int, smallest: int) -> nn.Module:
-    _check(input_shape, classes, smallest)
+    _check_image(input_shape, smallest)
+    _check_numbers(classes=classes)
 
     def side(pixels: int) -> int:
         lost = 4 - 2 * padding
@@ -65,7 +67,8 @@ def _two_convolutions(input_shape: Shape, classes: int, padding: int, smallest: 
 
 def tf_cnn(input_shape: Shape, classes: int) -> nn.Module:
     """The TensorFlow tutorial's network of three 3×3 convolutions: 122,570 parameters on 3×32×32 with 10 classes."""
-    _check(input_shape, classes, smallest=18)
+    _check_image(input_shape, smallest=18)
+    _check_numbers(classes=classes)
 
     def side(pixels: int) -> int:
         return ((pixels - 2) // 2 - 2) // 2 - 2
@@ -89,7 +92,8 @@ def tf_cnn(input_shape: Shape, classes: int) -> nn.Module:
 
 def vgg9(input_shape: Shape, classes: int, width: int = 64) -> nn.Module:
     """Eight 3×3 convolutions with BatchNorm, width doubling with every pooling (after 2, 4, 6, 8), one linear layer."""
-    _check(input_shape, classes, smallest=16, width=width)
+    _check_image(input_shape, smallest=16)
+    _check_numbers(classes=classes, width=width)
     channels, height, image_width = input_shape
     modules: dict[str, nn.Module] = {}
     for number in range(1, 9):
@@ -109,17 +113,15 @@ def _stack(**modules: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(modules))
 
 
-def _numel(input_shape: Shape) -> int:
-    channels, height, width = input_shape
-    return channels * height * width
-
-
-def _check(input_shape: Shape, classes: int, smallest: int = 1, **sizes: int) -> None:
+def _check_image(input_shape: Shape, smallest: int) -> None:
     if len(input_shape) != 3 or min(input_shape) < 1 or min(input_shape[1:]) < smallest:
         raise ValueError(
             f"input_shape must be (channels, height, width) of at least {smallest}×{smallest} pixels, got {input_shape}"
         )
-    for field, value in {"classes": classes, **sizes}.items():
+
+
+def _check_numbers(**sizes: int) -> None:
+    for field, value in sizes.items():
         if value < 1:
             raise ValueError(f"{field} must be at least 1, got {value}")
 

@@ -6,9 +6,7 @@ a folder or a function that its own configuration names, checks it, and keeps a 
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,12 @@ from fedstrata import rng
 from fedstrata.checks import require
 from fedstrata.errors import DataError, FedstrataError, RecipeError
 from fedstrata.registry import import_object
-from fedstrata.tasks import datasets
+from fedstrata.tasks.folders import read_folder
 from fedstrata.tasks.partitions import split
 from fedstrata.tasks.task import Data, Samples, Task, as_data
 
 NODES = "nodes"
 """What `task.dataset` says."""
-
-LABEL = "label"
-"""The column of a CSV file that has the classes; the others are inputs, in their order."""
 
 
 class NodesConfig(BaseModel):
@@ -119,7 +114,7 @@ class _Rows:
 def own_task(task: Task, config: NodesConfig, data: str | None, client: int, held_out: float, seed: int) -> Task:
     """The recipe's task as a node has it: with the data that `data`, of its own configuration, names."""
     if client >= config.clients:
-        raise RecipeError("partition-id", client, f"task.nodes.clients is {config.clients}")
+        raise RecipeError("partition-id", client, f"the recipe has {config.clients} clients, from 0")
     whole = _read(config, data, seed)
     if len(whole) < 2:
         problem = f"has {len(whole)} samples; one to train on and one to be evaluated on are needed"
@@ -135,126 +130,25 @@ def own_task(task: Task, config: NodesConfig, data: str | None, client: int, hel
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
-LAYOUTS = {
-    "idx": "*images[-.]idx3-ubyte*",
-    "parquet": "*.parquet",
-    "image": "*/*.[jp][pn]*g",  # <class>/*.jpg, .jpeg, .png
-    "csv": "*.csv",
-}
-"""What a folder may hold, and the files that say so; all of its files of that kind are read."""
-
 
 def _read(config: NodesConfig, data: str | None, seed: int) -> Data:
     if not data:
         raise RecipeError("data", data, "this node's config must name its data: a folder, or module:function")
-    folder = Path(data)
+    folder = Path(data).expanduser()
     if folder.is_dir():
-        return read_folder(folder, config)
+        return read_own_folder(folder, config)
     if ":" in data and "/" not in data:
         return _call(config, data, seed)
     raise RecipeError("data", data, "is neither a folder on this node nor module:function")
 
 
-def read_folder(folder: Path, config: NodesConfig) -> Samples:
-    """The samples in a folder of idx, parquet, image or CSV files, checked against what the recipe says of them."""
-    found = {kind: sorted(path for path in folder.glob(pattern) if path.is_file()) for kind, pattern in LAYOUTS.items()}
-    kinds = [kind for kind, paths in found.items() if paths]
-    if len(kinds) != 1:
-        several, none = ", ".join(kinds), ", ".join(LAYOUTS.values())
-        problem = f"has files of several kinds: {several}" if kinds else f"has no files {none}"
-        raise RecipeError("data", str(folder), problem)
-    kind, paths = kinds[0], found[kinds[0]]
-    try:
-        if kind == "csv":
-            inputs, labels = _read_csv(paths, config)
-        else:
-            inputs, labels = _read_images(kind, paths, config)
-    except OSError as error:
-        raise DataError(f"{error.filename or folder}: {error.strerror or error}") from error
-    classes = len(config.class_names)
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise DataError(f"{folder}: labels from {labels.min()} to {labels.max()}, expected 0 to {classes - 1}")
+def read_own_folder(folder: Path, config: NodesConfig) -> Samples:
+    """The samples in a folder, scaled as the recipe says."""
+    inputs, targets = read_folder(folder, config.shape, config.class_names)
     if config.mean is not None and config.std is not None:
         per_channel = (1, -1, *[1] * (len(config.shape) - 1))
         inputs.sub_(torch.tensor(config.mean).view(per_channel)).div_(torch.tensor(config.std).view(per_channel))
-    return Samples(inputs, torch.from_numpy(labels))
-
-
-def _read_images(kind: str, paths: list[Path], config: NodesConfig) -> tuple[Tensor, np.ndarray]:
-    if len(config.shape) != 3 or config.shape[0] not in ((1,) if kind == "idx" else (1, 3)):
-        raise RecipeError("task.nodes.shape", config.shape, f"{paths[0]} has images: [channels, height, width]")
-    if kind == "idx":
-        paths = _one_of_each(paths)
-        paths = [*paths, *(_labels_of(path) for path in paths)]
-    channels, height, width = config.shape
-    pixels, numbers = datasets.read_images(kind, paths, (channels, height, width), config.class_names)
-    return torch.from_numpy(pixels).float().div_(255), numbers
-
-
-def _one_of_each(paths: list[Path]) -> list[Path]:
-    """A plain idx file and its gzipped twin are one file."""
-    return list({path.name.removesuffix(".gz"): path for path in reversed(paths)}.values())[::-1]
-
-
-def _labels_of(images: Path) -> Path:
-    before, _, after = images.name.removesuffix(".gz").rpartition("images")
-    labels = images.with_name(f"{before}labels{after.replace('idx3', 'idx1', 1)}")
-    zipped = labels.with_name(f"{labels.name}.gz")
-    if not labels.exists() and not zipped.exists():
-        raise DataError(f"{labels}: is missing")
-    return labels if labels.exists() else zipped
-
-
-def _read_csv(paths: list[Path], config: NodesConfig) -> tuple[Tensor, np.ndarray]:
-    number = {str(index): index for index in range(len(config.class_names))}
-    number |= {name: index for index, name in enumerate(config.class_names)}
-    table = np.concatenate([_csv_table(path, config.shape, number) for path in paths])
-    inputs = torch.from_numpy(np.ascontiguousarray(table[:, 1:])).view(-1, *config.shape)
-    return inputs, table[:, 0].astype(np.int64)
-
-
-def _csv_table(path: Path, shape: Sequence[int], number: dict[str, int]) -> np.ndarray:
-    """A CSV file's numbers, the label's first."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        columns = [name.strip().strip('"') for name in _text_of(path, file).split(",")]
-        if columns.count(LABEL) != 1:
-            raise DataError(f"{path}: {columns.count(LABEL)} columns are called {LABEL}, expected 1")
-        if len(columns) - 1 != math.prod(shape):
-            expected = f"expected {math.prod(shape)} for shape {list(shape)}"
-            raise DataError(f"{path}: {len(columns) - 1} columns of inputs, {expected}")
-        label = columns.index(LABEL)
-        unknown: list[str] = []
-
-        def class_of(text: str) -> float:
-            if text.strip() not in number:
-                unknown.append(text.strip())
-            return float(number.get(text.strip(), -1))
-
-        try:
-            with warnings.catch_warnings(), np.errstate(over="ignore"):
-                warnings.simplefilter("ignore", UserWarning)  # a file without rows
-                table = np.loadtxt(
-                    file, np.float32, delimiter=",", quotechar='"', comments=None, ndmin=2, converters={label: class_of}
-                )
-        except (ValueError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: {' '.join(str(error).split())}") from None
-    if unknown:
-        raise DataError(f"{path}: label = {unknown[0][:50]!r} is no class; there are: {', '.join(number)}")
-    if table.size == 0:
-        return np.empty((0, len(columns)), np.float32)
-    if table.shape[1] != len(columns):
-        raise DataError(f"{path}: rows of {table.shape[1]} columns under a header of {len(columns)}")
-    if not np.isfinite(table).all():
-        row, column = np.argwhere(~np.isfinite(table))[0]
-        raise DataError(f"{path}: {columns[column]} = {table[row, column]} in row {row + 1} is not finite")
-    return np.concatenate([table[:, [label]], np.delete(table, label, axis=1)], axis=1)
-
-
-def _text_of(path: Path, file: Iterator[str]) -> str:
-    try:
-        return next(file, "")
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: is not UTF-8 text") from None
+    return Samples(inputs, targets)
 
 
 def _call(config: NodesConfig, name: str, seed: int) -> Data:
