@@ -1,122 +1,125 @@
-"""Three SuperNodes with TLS and keys of their own: the local engine's bits, and nodes and servers that are killed."""
+"""SuperNodes with TLS and keys of their own, by the scripts of `fedstrata flower init` and nothing else.
+
+They end in the local engine's run; what is killed goes on; and who has no business there is refused.
+"""
 
 from __future__ import annotations
 
+import re
+import shutil
+import ssl
 from collections.abc import Callable, Iterator
+from http.client import HTTPSConnection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from deployment import Deployment, free_port, make_key
+import conftest
+import node_data
+import own_data
+import tomli_w
+from federation import BIN, LET_IN, Federation, history, ports, wait_until
 
 import fedstrata
+from fedstrata.engines.flower import credentials
 from fedstrata.runs import Run
 
 pytestmark = pytest.mark.deployment
 
-CLIENTS = 3
-Recipe = Callable[..., Path]
+NODES = 3
+FEDLDF = "fedldf:n=2"
+
+
+def rehearse(folder: Path, algorithm: str) -> Federation:
+    """The tiny recipe on three nodes, in a folder whose name has a space."""
+    path = folder / "tiny.toml"
+    evaluation = {"on": ["test", "clients"], "every": 3}
+    path.write_text(tomli_w.dumps(conftest.TINY | {"evaluation": evaluation}))
+    return Federation.init(folder / "three nodes", path, "--nodes", NODES, "--algorithm", algorithm)
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    running = Deployment(tmp_path_factory.mktemp("flower"))
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Three nodes that run FedLDF, whose round has two exchanges."""
+    made = rehearse(tmp_path_factory.mktemp("flower"), FEDLDF)
     try:
-        for client in range(CLIENTS):
-            running.register(client)
-        yield running
+        made.start()
+        yield made
     finally:
-        running.stop()
+        made.stop()
 
 
-@pytest.fixture
-def nodes(deployment: Deployment) -> Iterator[Callable[[Path], None]]:
-    """Start all SuperNodes with a recipe; at the end they are gone."""
-    started: list[str] = []
-
-    def start(path: Path) -> None:
-        for client in range(CLIENTS):
-            deployment.node(client, path)
-            started.append(f"node{client}")
-
-    yield start
-    for name in started:
-        if name in deployment.processes:
-            deployment.dismiss(name)
+def local(out: Path, algorithm: str) -> Path:
+    """The same on the local engine."""
+    settings = {"engine.trainer": "client", "task.partition.clients": NODES}
+    table = conftest.TINY | {"evaluation": {"on": ["test", "clients"], "every": 3}}
+    return fedstrata.run(table, algorithm=algorithm, settings=settings, out=out).path
 
 
-def local(path: Path, out: Path) -> Run:
-    return fedstrata.run(path, settings={"engine.trainer": "client"}, out=out)
-
-
-@pytest.mark.parametrize("algorithm", [{"name": "fedldf", "n": 2}, {"name": "fedlap"}, {"name": "fedlayerwise"}])
-def test_three_nodes_end_in_the_local_engines_run(
-    algorithm: dict[str, object], deployment: Deployment, nodes: Callable[[Path], None], recipe: Recipe, tmp_path: Path,
-    same_run: Callable[..., None],
-) -> None:  # fmt: skip
-    path = recipe(
-        {
-            "algorithm": algorithm,
-            "task.partition.clients": CLIENTS,
-            "evaluation.on": ["test", "clients"],
-            "evaluation.every": 2,
-        }
-    )
-    nodes(path)
-    run = deployment.submit(path, tmp_path / "flower")
-    assert deployment.finish(run) == "finished:completed", deployment.log("superlink")[-3000:]
-    same_run(tmp_path / "flower", local(path, tmp_path / "local").path, recipe=False)
-
-
-def test_a_node_that_is_killed_costs_its_rounds_and_takes_part_again(
-    deployment: Deployment, nodes: Callable[[Path], None], recipe: Recipe, tmp_path: Path
+def test_fedldf_on_three_nodes_ends_in_the_local_engines_run(
+    federation: Federation, tmp_path: Path, same_run: Callable[..., None]
 ) -> None:
-    """SIGKILL during a round, and a restart at once: Flower lets the node in when its old session has lapsed."""
-    path, out = (
-        recipe({"task.partition.clients": CLIENTS, "training.rounds": 40, "engine.timeout": 15.0}),
-        tmp_path / "run",
-    )
-    nodes(path)
-    run = deployment.submit(path, out)
-    deployment.wait_until(lambda: lines(out), "no round ends")
-    deployment.kill("node2")
-    deployment.node(2, path)
-    deployment.wait_until(lambda: any(line["lost"] for line in lines(out)), "nobody is missed")
+    out = federation.run("first")
+    same_run(out, local(tmp_path / "local", FEDLDF), recipe=False)
+    assert [line["replies"] for line in history(out)] == [NODES] * 3
+    assert all(LET_IN in federation.log(f"node-{client}") for client in range(NODES))
 
-    def is_back() -> bool:
-        if deployment.processes["node2"].poll() is not None:  # its key was still in use
-            deployment.kill("node2")
-            deployment.node(2, path)
-        return lines(out)[-1]["lost"] == []
 
-    deployment.wait_until(is_back, "the node does not come back", every=3)
-    deployment.flwr("stop", run, "here")
-    history = lines(out)
-    lost = [line["round"] for line in history if line["lost"]]
+def test_fedlap_on_three_nodes_ends_in_the_local_engines_run_and_signs_off(
+    tmp_path: Path, same_run: Callable[..., None]
+) -> None:
+    made = rehearse(tmp_path, "fedlap")
+    try:
+        made.start()
+        out = made.run("first")
+    finally:
+        codes = made.stop()
+    same_run(out, local(tmp_path / "local", "fedlap"), recipe=False)
+    assert [codes[f"node-{client}"] for client in range(NODES)] == [0] * NODES
+
+
+# --- what is killed --------------------------------------------------------------------------------------------------
+
+
+def test_a_server_app_that_is_killed_goes_on_and_ends_the_same(
+    federation: Federation, tmp_path: Path, same_run: Callable[..., None]
+) -> None:
+    out = federation.submit("killed")
+    wait_until(lambda: history(out), lambda: federation.log("run-killed"))
+    federation.kill_server_app()
+    assert federation.finish("killed") != 0
+    assert "finished:failed" in federation.log("run-killed")
+    assert 1 <= len(history(out)) < 3
+    federation.run("killed")
+    same_run(out, local(tmp_path / "local", FEDLDF), recipe=False)
+
+
+def test_a_node_that_is_killed_costs_its_rounds_and_takes_part_again(federation: Federation) -> None:
+    """SIGKILL during a round: its node.sh, started anew, tries until Flower lets it in, when the session has lapsed."""
+    federation.change("server", {"training.rounds": 60, "engine.timeout": 15.0})
+    out = federation.submit("long")
+    wait_until(lambda: history(out), lambda: federation.log("run-long"))
+    federation.kill("node-2")
+    federation.join("node-2")
+    wait_until(lambda: any(line["lost"] for line in history(out)), "nobody is missed")
+    wait_until(lambda: not history(out)[-1]["lost"], lambda: federation.log("node-2"), every=1)
+    federation.kill_server_app()
+    federation.finish("long")
+    lines = history(out)
+    lost = [line["round"] for line in lines if line["lost"]]
     assert lost == list(range(lost[0], lost[-1] + 1))
-    assert all([who["client"] for who in line["lost"]] == [2] for line in history if line["lost"])
-    assert all(who["why"].startswith("no reply: ") for line in history for who in line["lost"])
+    assert all([who["client"] for who in line["lost"]] == [2] for line in lines if line["lost"])
+    assert all(who["why"].startswith("no reply: ") for line in lines for who in line["lost"])
 
 
-def test_a_server_that_is_killed_goes_on_and_ends_the_same(
-    deployment: Deployment, nodes: Callable[[Path], None], recipe: Recipe, tmp_path: Path,
-    same_run: Callable[..., None],
-) -> None:  # fmt: skip
-    path, out = recipe({"task.partition.clients": CLIENTS, "algorithm": {"name": "fedadp"}}), tmp_path / "flower"
-    nodes(path)
-    first = deployment.submit(path, out)
-    deployment.wait_until(lambda: lines(out), "no round ends")
-    deployment.kill_server_app()
-    assert deployment.finish(first) == "finished:failed"
-    assert 1 <= len(lines(out)) < 3
-    assert deployment.finish(deployment.submit(path, out)) == "finished:completed"
-    same_run(out, local(path, tmp_path / "local").path, recipe=False)
+# --- who is refused --------------------------------------------------------------------------------------------------
 
+FORGER = """#!{python}
+# Says to be the node whose key this is, and signs with another one.
+import sys
 
-FORGER = """
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supernode import node_auth_http_interceptor
@@ -124,36 +127,101 @@ from flwr.supernode.cli import flower_supernode
 
 wrong = ec.generate_private_key(ec.SECP384R1())
 node_auth_http_interceptor.sign_message = lambda key, message: sign_message(wrong, message)
+sys.argv += ["--max-retries", "1"]
 flower_supernode()
 """
 
+NO_KEY = '#!/bin/sh\nexec {bin}/flower-supernode "$1" "$2" "$3" "$4" "$7" "$8" "$9" "${{10}}"\n'
+PLAIN_TEXT = '#!/bin/sh\nexec {bin}/flower-supernode "$1" "$2" --insecure "$7" "$8" "$9" "${{10}}" --max-retries 1\n'
+"""What stands in for `flower-supernode` in node.sh, and leaves out some of its options."""
+
+
+def intruder(federation: Federation, name: str, program: str | None) -> Path:
+    """A copy of node 0's folder, whose node.sh may call another program."""
+    folder = federation.folder / name
+    shutil.copytree(federation.folder / "node-0", folder, ignore=shutil.ignore_patterns("state"))
+    settings = (folder / "node.env").read_text()
+    (folder / "node.env").write_text(re.sub(r"PORT=.*", f"PORT={ports(1)}", settings))
+    if program is not None:
+        path = federation.folder / f"bin-{name}" / "flower-supernode"
+        path.parent.mkdir()
+        path.write_text(program.format(python=BIN / "python", bin=BIN))
+        path.chmod(0o755)
+    return folder
+
 
 @pytest.mark.parametrize(
-    ("program", "options", "refusal"),
+    ("name", "program", "refusal"),
     [
-        (["flower-supernode"], ["--auth-supernode-private-key", "stranger"], "[code: 2004]"),
-        (["python", "-c", FORGER], ["--auth-supernode-private-key", "node0"], 'HTTP/1.1" 401'),
-        (["flower-supernode"], [], "[code: 2001]"),
-        (["flower-supernode"], ["--insecure"], "Server disconnected without sending a response"),
+        ("stranger", None, "[code: 2004]"),
+        ("forger", FORGER, 'HTTP/1.1" 401'),
+        ("no-key", NO_KEY, "[code: 2001]"),
+        ("plain-text", PLAIN_TEXT, "Server disconnected without sending a response"),
     ],
-    ids=["unregistered", "wrong key", "no key", "plain text"],
 )
 def test_who_has_no_business_here_is_refused(
-    program: list[str], options: list[str], refusal: str, deployment: Deployment, recipe: Recipe
+    name: str, program: str | None, refusal: str, federation: Federation
 ) -> None:
-    """Somebody with a key of their own, somebody who says to be node 0, somebody without a key or without TLS."""
-    make_key(deployment.folder / "stranger")
-    path, name = recipe({"task.partition.clients": CLIENTS}), f"intruder{free_port()}"
-    options = [*options, *(() if "--insecure" in options else ("--root-certificates", "ca.crt"))]
-    address = ["--superlink", f"127.0.0.1:{deployment.port}", "--host", "127.0.0.1", "--port", str(free_port())]
-    config = ["--node-config", f'partition-id=0 recipe="{path}"', "--max-retries", "2"]
-    process = deployment.start(name, *program, *address, *options, *config)
-    deployment.wait_until(lambda: process.poll() is not None, "still trying")
-    deployment.kill(name)
-    assert "SuperNode ID" not in deployment.log(name)  # what a node that is let in says
-    assert refusal in deployment.log(name) + deployment.log("superlink"), deployment.log(name)
+    """An unregistered key, a wrong signature, no key, no TLS: node.sh tries more than once, and is never let in."""
+    folder = intruder(federation, name, program)
+    if name == "stranger":
+        (folder / "key").write_bytes(credentials.node_key()[0])
+    before = len(federation.log("server"))
+    path = f"{federation.folder / f'bin-{name}'}:{federation.environment['PATH']}"
+    federation.launch(name, folder / "node.sh", PATH=path)
+    wait_until(lambda: federation.log(name).count("started again") >= 2, lambda: federation.log(name))
+    federation.dismiss(name)
+    assert LET_IN not in federation.log(name)
+    assert refusal in federation.log(name) + federation.log("server")[before:], federation.log(name)
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    """The history, as far as it goes."""
-    return Run(out).history() if (out / "history.jsonl").exists() else []
+def test_only_the_servers_own_machine_may_start_runs(federation: Federation) -> None:
+    """Another machine, played by another address of this one, reaches the part for nodes, which asks it for a key."""
+    settings = (federation.folder / "server" / "server.env").read_text()
+    port = int(re.findall(r"PORT=(\d+)", settings)[0])
+    trust = ssl.create_default_context(cafile=federation.folder / "server" / "certificates" / "ca.crt")
+
+    def status(source: str, path: str) -> int:
+        connection = HTTPSConnection("127.0.0.1", port, context=trust, source_address=(source, 0), timeout=30)
+        connection.request("POST", path, b"")
+        return connection.getresponse().status
+
+    assert status("127.0.0.2", "/v1/control/list-runs") == 403
+    assert status("127.0.0.1", "/v1/control/list-runs") == 200
+    assert status("127.0.0.2", "/v1/fleet/pull-messages") == 401
+
+
+# --- data of their own -----------------------------------------------------------------------------------------------
+
+
+def test_nodes_train_and_are_evaluated_on_their_own_data(tmp_path: Path, same_run: Callable[..., None]) -> None:
+    """idx, CSV, image folders and parquet, each on its own node; the server has nothing.
+
+    A server that is started again knows the nodes' keys, and the nodes find back to it: a finished run begins when all
+    four are there, and has nothing left to do.
+    """
+    path = tmp_path / "hospitals.toml"
+    path.write_text(tomli_w.dumps(own_data.RECIPE))
+    samples = own_data.write_all(tmp_path / "own data")
+    made = Federation.init(tmp_path / "made", path)
+    for client, kind in enumerate(node_data.WRITERS):
+        say_where(made.folder / f"node-{client}" / "node.toml", tmp_path / "own data" / kind)
+    try:
+        made.start()
+        out = made.run("first")
+        same_run(out, own_data.run_locally(samples, tmp_path / "local").path, recipe=False)
+        held_out = sum(round(own_data.HELD_OUT * len(labels)) for _, labels in samples)
+        assert [line["metrics"]["clients"]["samples"] for line in Run(out).history()] == [held_out] * 3
+        before = (out / "history.jsonl").read_bytes()
+        made.dismiss("server")
+        made.serve()
+        made.run("first")
+        assert (out / "history.jsonl").read_bytes() == before
+    finally:
+        made.stop()
+
+
+def say_where(config: Path, data: Path) -> None:
+    text, changes = re.subn(r'data = ""', f'data = "{data}"', config.read_text())
+    assert changes == 1
+    config.write_text(text)

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import node_data
 import pytest
 
 pytest.importorskip("flwr")
 
+from conftest import process_environment
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedstrata.engines.flower import credentials
@@ -137,7 +140,7 @@ def test_local_data_looks_like_the_recipes_own(cli: Cli, recipe: Callable[..., P
 
 
 def test_local_data_of_another_shape(cli: Cli, recipe: Callable[..., Path], tmp_path: Path) -> None:
-    options = ("--nodes", 2, "--local-data", "--shape", "1,1,16", "--classes", "ok, broken")
+    options = ("--nodes", 2, "--local-data", "--shape", "16", "--classes", "ok, broken")
     answer = cli("flower", "init", tmp_path / "made", recipe(), *options)
     assert answer.code == 0, answer.err
     experiment = load(tmp_path / "made/server/recipe.toml")
@@ -191,6 +194,67 @@ def test_nothing_is_overwritten(cli: Cli, recipe: Callable[..., Path], tmp_path:
     assert (folder / "node-0" / "key").read_bytes() == key
 
 
+# --- a node's own configuration --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(cli: Cli, recipe: Callable[..., Path], tmp_path: Path) -> Path:
+    """A node that has 20 samples, in a folder beside its configuration."""
+    options = ("--nodes", 2, "--local-data", "--set", "evaluation.held_out=0.25")
+    assert cli("flower", "init", tmp_path / "made", recipe(), *options).code == 0
+    folder = tmp_path / "made" / "node-1"
+    node_data.write_idx(folder / "my data", *node_data.digits(20))
+    (folder / "node.toml").write_text('partition-id = 1\ndata = "my data"\n')
+    return folder
+
+
+SAMPLES = "client 1 of 2, counted from 0: 15 samples to train on, 5 to be evaluated on\n"
+
+
+def test_check_says_what_a_node_comes_to(node: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("flower", "check", node) == (0, f"node-1: {SAMPLES}", "")
+    monkeypatch.setenv("HOME", str(node))
+    (node / "node.toml").write_text('partition-id = 1\ndata = "~/my data"\n')
+    monkeypatch.chdir(node)
+    assert cli("flower", "check") == (0, f"node-1: {SAMPLES}", "")
+
+
+def test_check_finds_a_function_in_the_nodes_folder(node: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (node / "clinic.py").write_text(
+        "import torch\ndef samples(): return torch.zeros(20, 1, 28, 28), torch.zeros(20).long()\n"
+    )
+    (node / "node.toml").write_text('partition-id = 1\ndata = "clinic:samples"\n')
+    assert cli("flower", "check", node) == (0, f"node-1: {SAMPLES}", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('partition-id = 1\ndata = ""\n', "data = None: this node's config must name its data"),
+        ('partition-id = 1\ndata = "/no/where"\n', "data = '/no/where': is neither a folder on this node nor"),
+        ('partition-id = 1\ndata = "."\n', "data = '.': has no files of any kind"),
+        ("partition-id = 1\ndata = 3\n", "data = 3: must be text"),
+        ('partition-id = 1\ndata = "no_such:thing"\n', "data = 'no_such:thing': cannot be imported"),
+        ('partition-id = 2\ndata = "my data"\n', "partition-id = 2: the recipe has 2 clients"),
+        ('partition-id = -1\ndata = "my data"\n', "partition-id = -1: must say which client"),
+        ('partition-id = "1"\ndata = "my data"\n', "partition-id = '1': must say which client"),
+        ('data = "my data"\n', "partition-id = None: must say which client"),
+        ('partition-id = 1\nfolder = "my data"\n', "folder = 'my data': unknown key in"),
+        ("partition-id = \n", "is not valid TOML"),
+        (None, "node.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_check_names_what_is_wrong_in_one_line(text: str | None, problem: str, node: Path, cli: Cli) -> None:
+    if text is None:
+        (node / "node.toml").unlink()
+    else:
+        (node / "node.toml").write_text(text)
+    answer = cli("flower", "check", node)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer.err
+    assert problem in answer.err
+
+
 # --- the scripts -----------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +281,7 @@ def test_a_node_that_is_refused_tries_again_and_sigterm_reaches_it(made: Path, t
     program.write_text(SUPERNODE)
     program.chmod(0o755)
     node = made / "node-1"
-    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "RESTART": "0"}
+    environment = scripts_environment(program.parent) | {"RESTART": "0"}
     process = subprocess.Popen([node / "node.sh"], env=environment, stderr=subprocess.PIPE, start_new_session=True)
     try:
         wait_for(lambda: (node / "calls").exists() and len((node / "calls").read_text().splitlines()) == 2)
@@ -237,8 +301,34 @@ def test_a_node_that_is_refused_tries_again_and_sigterm_reaches_it(made: Path, t
     assert b"started again" in errors
 
 
+def scripts_environment(*first: Path) -> dict[str, str]:
+    """With the Python of these tests, and programs that come before all others."""
+    path = map(str, (*first, Path(sys.executable).parent, os.environ["PATH"]))
+    return process_environment() | {"PATH": os.pathsep.join(path)}
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_node_whose_data_is_not_there_does_not_start(node: Path, tmp_path: Path) -> None:
+    (node / "node.toml").write_text('partition-id = 1\ndata = "/no/where"\n')
+    program = tmp_path / "bin" / "flower-supernode"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\ntouch started\n")
+    program.chmod(0o755)
+    done = subprocess.run([node / "node.sh"], env=scripts_environment(program.parent), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: data = '/no/where': is neither a folder on this node nor module:function\n"
+    assert not (node / "started").exists()
+
+
+@pytest.mark.parametrize(("script", "program"), [("server", "flower-superlink"), ("node", "flower-supernode")])
+def test_a_script_without_flower_says_what_is_missing(script: str, program: str, made: Path, tmp_path: Path) -> None:
+    path = made / ("server" if script == "server" else "node-0") / f"{script}.sh"
+    done = subprocess.run([path], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"{program} is not there: activate the environment with fedstrata[flower]\n"

@@ -1,4 +1,4 @@
-"""The command `fedstrata flower init`: a recipe on machines of their own."""
+"""The commands `fedstrata flower …`: a recipe on machines of their own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from fedstrata.cli.run import Data, Settings
 from fedstrata.errors import MissingExtra, RecipeError
 
 app = typer.Typer(no_args_is_help=True, help="Run on many machines with Flower, over TLS and with a key for each node.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `init` a command of its own."""
 
 
 @app.command("init")
@@ -35,7 +30,7 @@ def init_command(
     ] = False,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", metavar="C,H,W", help="Of one input, for --local-data; else as in the recipe's set."),
+        typer.Option("--shape", metavar="N,…", help="Of an input, for --local-data; of images channels,height,width."),
     ] = None,
     classes: Annotated[
         str | None,
@@ -47,7 +42,7 @@ def init_command(
     ] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
-    days: Annotated[int, typer.Option("--days", min=1, help="How long the certificates are valid.")] = 365,
+    days: Annotated[int, typer.Option("--days", min=1, max=36500, help="How long the certificates are valid.")] = 365,
     data: Data = None,
 ) -> None:
     """Write everything that a server and its nodes need: recipe, certificates, keys, scripts and a README.
@@ -58,10 +53,9 @@ def init_command(
 
     fedstrata flower init hospitals quickstart --local-data --nodes 2 --server-address 192.168.1.10
 
-    fedstrata flower init sensors quickstart --local-data --nodes 5 --shape 1,1,16 --classes ok,broken
+    fedstrata flower init sensors quickstart --local-data --nodes 5 --shape 16 --classes ok,broken
     """
-    if find_spec("flwr") is None:
-        raise MissingExtra("flwr", "flower", "fedstrata flower init")
+    _require_flower("fedstrata flower init")
     from fedstrata.engines.flower import deployment
     from fedstrata.experiment import load
 
@@ -85,6 +79,25 @@ def init_command(
     if local_data or experiment.task.nodes is not None:
         print("                  after saying in each node.toml where its data is")
     print(f"  then a run:     {folder}/server/start-run.sh first")
+
+
+@app.command("check")
+def check_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")] = Path("."),
+) -> None:
+    """Read a node's configuration and its data as its SuperNode will, and say what they come to or what is wrong.
+
+    node.sh does it before it starts.
+    """
+    _require_flower("fedstrata flower check")
+    from fedstrata.engines.flower import deployment
+
+    print(f"{folder.absolute().name}: {deployment.check_node(folder)}")
+
+
+def _require_flower(command: str) -> None:
+    if find_spec("flwr") is None:
+        raise MissingExtra("flwr", "flower", command)
 
 
 def _shape(text: str | None) -> list[int] | None:

@@ -6,6 +6,7 @@ client.py      the ClientApp
 simulation.py  a whole Flower with simulated clients, for `fedstrata run --engine flower`
 deployment.py  `fedstrata flower init`: what each machine needs, from template/
 credentials.py certificates for TLS, keys for nodes
+superlink.py   the SuperLink, of which other machines reach the part for nodes only
 """
 
 import os

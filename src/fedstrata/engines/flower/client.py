@@ -8,6 +8,7 @@ environment. Nothing that arrives in a message names code or data.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,8 @@ app = ClientApp()
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Say which client this is."""
-    own = _own(context)
-    return Message(encode_hello(Hello(own.client, own.size, own.held_out, own.agreement)), reply_to=message)
+    node = own_client(context.node_config)
+    return Message(encode_hello(Hello(node.client, node.size, node.held_out, node.agreement)), reply_to=message)
 
 
 @app.train()
@@ -48,25 +49,25 @@ def hello(message: Message, context: Context) -> Message:
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
     """Carry out an order; a failure is a reply with an error."""
-    own = _own(context)
-    layers = own.answers.setup.layers
+    node = own_client(context.node_config)
+    layers = node.answers.setup.layers
     order = decode_order(message.content, layers)
-    problem = _objection(order, own, context.state)
+    problem = _objection(order, node, context.state)
     if problem is not None:
         reply = Reply(order.kind, order.round, order.attempt, order.client, error=problem)
     else:
         context.state["latest"] = ConfigRecord({"round": order.round, "attempt": order.attempt})
-        own.answers.kept = _kept(order.client, context.state)
-        reply = own.answers.answer(order)
-        _keep(own.answers.kept.get(order.client), context.state)
+        node.answers.kept = _kept(order.client, context.state)
+        reply = node.answers.answer(order)
+        _keep(node.answers.kept.get(order.client), context.state)
     return Message(encode_reply(reply, layers), reply_to=message)
 
 
-def _objection(order: Order, own: _Own, state: RecordDict) -> str | None:
+def _objection(order: Order, node: OwnClient, state: RecordDict) -> str | None:
     """Why an order is not carried out."""
-    if order.client != own.client:
-        return f"order for client {order.client}, this node has client {own.client}"
-    most = own.answers.setup.training.full_work
+    if order.client != node.client:
+        return f"order for client {order.client}, this node has client {node.client}"
+    most = node.answers.setup.training.full_work
     if order.work > most:
         return f"work = {order.work}, this node's recipe has {most}"
     if (seen := state.config_records.get("latest")) is not None:
@@ -80,29 +81,39 @@ def _objection(order: Order, own: _Own, state: RecordDict) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Own:
+class OwnClient:
+    """A node's client: what it says of itself, and what carries out its orders."""
+
     client: int
+    clients: int
     size: int
     held_out: int
     agreement: str
     answers: Client
 
 
-def _own(context: Context) -> _Own:
-    config = context.node_config
-    recipe = config.get("recipe") or os.environ.get(RECIPE)
-    data = config.get("data") or os.environ.get(DATA)
+def own_client(config: Mapping[str, object]) -> OwnClient:
+    """What a node's own configuration comes to."""
+    recipe = _text(config, "recipe") or os.environ.get(RECIPE)
+    data = _text(config, "data") or os.environ.get(DATA)
     client = config.get("partition-id")
-    if not recipe:
+    if recipe is None:
         raise RecipeError("recipe", recipe, "this node's config does not say which recipe it follows")
     if type(client) is not int or client < 0:
-        raise RecipeError("partition-id", client, "this node's config does not say which client it is")
-    answers, agreement = _load(str(recipe), str(data) if data else None, client if _has_own_data(str(recipe)) else None)
+        raise RecipeError("partition-id", client, "must say which client this node is: a whole number from 0")
+    answers, agreement = _load(recipe, data, client if _has_own_data(recipe) else None)
     task = answers.setup.task
     if client >= len(task.clients):
-        raise RecipeError("partition-id", client, f"the recipe has {len(task.clients)} clients")
+        raise RecipeError("partition-id", client, f"the recipe has {len(task.clients)} clients, from 0")
     held_out = 0 if task.held_out is None else len(task.client_held_out(client))
-    return _Own(client, len(task.client(client)), held_out, agreement, answers)
+    return OwnClient(client, len(task.clients), len(task.client(client)), held_out, agreement, answers)
+
+
+def _text(config: Mapping[str, object], key: str) -> str | None:
+    value = config.get(key, "")
+    if not isinstance(value, str):
+        raise RecipeError(key, value, "must be text, in quotation marks")
+    return value or None
 
 
 @cache
@@ -122,7 +133,7 @@ def _load(recipe: str, data: str | None, owner: int | None) -> tuple[Client, str
     """
     experiment = _recipe(recipe)
     if owner is None:
-        prepared = prepare(experiment, data=Path(data) if data else None)
+        prepared = prepare(experiment, data=Path(data).expanduser() if data else None)
     else:
         prepared = prepare(experiment)
         config, held_out = experiment.task.nodes, experiment.evaluation.held_out

@@ -1,14 +1,17 @@
-"""`fedstrata flower init`: a folder for the server and one for each node, with everything that it needs and no more.
+"""`fedstrata flower init`: a folder for the server and one for each node, with everything that it needs and no more;
+and `fedstrata flower check`, which looks at a node's once it is where it belongs.
 
 The files are in template/. Those that end in .in have names to be filled in, the others are taken as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -21,6 +24,7 @@ import tomli_w
 
 from fedstrata import __version__
 from fedstrata.engines.flower import credentials
+from fedstrata.engines.flower.client import own_client
 from fedstrata.errors import MISSING, RecipeError, UserError
 from fedstrata.experiment import Experiment
 from fedstrata.runs import prepare
@@ -133,18 +137,19 @@ def write(folder: Path, experiment: Experiment, nodes: int, address: Address, da
 def _fill(folder: Path, experiment: Experiment, nodes: int, address: Address, days: int) -> None:
     names = list(dict.fromkeys([address.host, *LOOPBACK]))
     made = credentials.certificates(names, days)
-    own_data = experiment.task.nodes is not None
+    own_data, alone = experiment.task.nodes is not None, address.host in LOOPBACK
     values = {
         "name": experiment.name,
         "nodes": str(nodes),
         "address": address.host,
         "port": str(address.port),
-        "host": "127.0.0.1" if address.host in LOOPBACK else "0.0.0.0",
+        "host": "127.0.0.1" if alone else "0.0.0.0",
         "names": ", ".join(names),
         "expires": made.expires.strftime("%d %B %Y"),
         "version": __version__,
         "data_is": _OWN_DATA if own_data else _DATA_SETS,
         "node_step": " Say in its `node.toml` where its data is." if own_data else "",
+        "who_may": _THIS_MACHINE if alone else Template(_FIREWALL).substitute(port=address.port),
         "rows": "\n".join(
             f"| `node-{client}/` | the machine of client {client} | the recipe, the server's authority, the node's own "
             "key and configuration, a script |"
@@ -178,6 +183,12 @@ _OWN_DATA = (
     "Its data: a folder with idx, parquet, CSV or <class>/*.png files, or module:function that is installed here."
 )
 _DATA_SETS = "Where its data sets are, if not in the usual place."
+_THIS_MACHINE = "It listens on 127.0.0.1, for this machine only (`server/server.env`)."
+_FIREWALL = (
+    "Open that port in the firewall for the nodes, for instance with\n"
+    "`sudo ufw allow from ADDRESS to any port $port proto tcp`. Other machines reach only what is for nodes, who must\n"
+    "show a key; runs are started on this machine, and **everybody who can log in here can start one**."
+)
 
 
 def _recipe(experiment: Experiment) -> bytes:
@@ -202,3 +213,32 @@ def _write(path: Path, content: bytes, secret: bool = False) -> None:
     mode = 0o600 if secret else 0o755 if path.suffix == ".sh" else 0o644
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
+
+
+# --- a node's own part -----------------------------------------------------------------------------------------------
+
+
+def check_node(folder: Path) -> str:
+    """Read a node's configuration and data as its SuperNode will, and say in a line what they come to."""
+    folder = folder.absolute()
+    config = _node_config(folder / "node.toml")
+    with contextlib.chdir(folder):  # where node.sh goes, too: paths and modules are looked for from there
+        node = own_client({"recipe": str(folder / "recipe.toml"), **config})
+    parts = f"{node.size:,} samples to train on" + (f", {node.held_out:,} to be evaluated on" * (node.held_out > 0))
+    return f"client {node.client} of {node.clients}, counted from 0: {parts}"
+
+
+def _node_config(path: Path) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    for key, value in config.items():
+        if key not in _NODE_KEYS:
+            raise RecipeError(key, value, f"unknown key in {path}; there are: {', '.join(_NODE_KEYS)}")
+    return config
+
+
+_NODE_KEYS = ("partition-id", "data", "recipe")

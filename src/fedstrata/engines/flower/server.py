@@ -126,7 +126,8 @@ class FlowerEngine:
             if here >= clients:
                 return
             if time.monotonic() > deadline:
-                reasons = "".join(f"; {why}" for why in (*self._strange.values(), *self._troubled.values()))
+                problems = (*self._strange.values(), *self._troubled.values(), *self._rivals().values())
+                reasons = "".join(f"; {why}" for why in problems)
                 raise FedstrataError(f"waited {patience:g} s for {clients} clients, {here} are here{reasons}")
             if here != told:
                 _log.info("waiting for %d clients, %d are here", clients, here)
@@ -144,9 +145,11 @@ class FlowerEngine:
 
     def _introduce(self, node: int, message: Message) -> None:
         if message.has_error():
-            self._troubled[node] = f"node {node}: {_explain(message.error)}"
-            _log.warning("%s", self._troubled[node])
-            return  # it is asked again
+            problem = f"node {node}: {_explain(message.error)}"
+            if self._troubled.get(node) != problem:  # it is asked again and again, and need not be told of each time
+                _log.warning("%s", problem)
+            self._troubled[node] = problem
+            return
         try:
             hello = decode_hello(message.content)
             if hello.client >= len(self.sizes):
@@ -159,7 +162,8 @@ class FlowerEngine:
             return
         self._met[node] = hello
         self._troubled.pop(node, None)
-        self._holders()
+        if (rival := self._rivals().get(node)) is not None:
+            _log.warning("%s", rival)
 
     def _holders(self) -> dict[int, int]:
         """Each client's node. Whoever came first keeps a client for as long as it is online."""
@@ -169,6 +173,15 @@ class FlowerEngine:
                 holders[hello.client] = node
                 self.sizes[hello.client], self.held_out_sizes[hello.client] = hello.size, hello.held_out
         return holders
+
+    def _rivals(self) -> dict[int, str]:
+        """Nodes that say to be a client that another one already is."""
+        holders = self._holders()
+        return {
+            node: f"node {node}: says to be client {hello.client}, which is node {holders[hello.client]}"
+            for node, hello in self._met.items()
+            if node in self._online and holders[hello.client] != node
+        }
 
     # --- messages ---------------------------------------------------------------------------------------------------
 

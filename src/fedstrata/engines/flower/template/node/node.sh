@@ -14,6 +14,7 @@ export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 export FEDSTRATA_FLOWER_RECIPE="$PWD/recipe.toml"
 umask 077
 mkdir -p "$FLWR_HOME"
+python -m fedstrata flower check . || exit 2
 stop=
 node=
 trap 'stop=yes; [ -z "$node" ] || kill -TERM $node 2>/dev/null || true' TERM INT

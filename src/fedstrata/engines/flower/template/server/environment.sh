@@ -4,6 +4,10 @@ command -v flower-superlink >/dev/null || {
   echo "flower-superlink is not there: activate the environment with fedstrata[flower]" >&2
   exit 2
 }
+case $PWD in *[\"\\]*)
+  echo "$PWD: Flower cannot read a path with \" or \\ in it" >&2
+  exit 2 ;;
+esac
 export FLWR_HOME="$PWD/state"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1   # nothing is installed when a run begins

@@ -1,13 +1,18 @@
 #!/bin/sh
 # Starts a run and follows its log: start-run.sh [NAME]. Its directory is runs/NAME; if that exists, the run goes on from
-# its last checkpoint. Ctrl-C ends the following, not the run; `flwr stop` ends that.
+# its last checkpoint. Ctrl-C ends the following, not the run.
 set -eu
 cd "$(dirname "$0")"
 . ./environment.sh
-out="$PWD/runs/${1:-$(date +%Y%m%d-%H%M%S)}"
+name=${1:-$(date +%Y%m%d-%H%M%S)}
+case $name in *[!A-Za-z0-9._-]* | .*)
+  echo "NAME = '$name': must be of letters, digits and . _ -, and not begin with a point" >&2
+  exit 2 ;;
+esac
+out="$PWD/runs/$name"
 mkdir -p runs
-config="recipe=\"$PWD/recipe.toml\" out=\"$out\""
-run=$(flwr run app federation --run-config "$config" --format json | field run-id)
+run=$(flwr run app federation --run-config "recipe=\"$PWD/recipe.toml\" out=\"$out\"" --format json | field run-id)
+echo "run $run has begun; to end it: FLWR_HOME='$FLWR_HOME' flwr stop $run federation"
 flwr log "$run" federation --stream || true
 status=$(flwr ls federation --run-id "$run" --format json | field runs 0 status)
 echo "run $run: $status; $out"
