@@ -381,6 +381,25 @@ def test_no_sample_is_in_any_message(federation: Any) -> None:
         assert not any(image in everything for image in images)
 
 
+def test_two_nodes_that_say_to_be_one_client_are_named(recipe: Recipe, tmp_path: Path) -> None:
+    grid = FakeGrid(recipe(), CLIENTS)
+    grid.leave(1003)
+    grid.join(1003, 0)
+    problem = "3 are here; node 1003: says to be client 0, which is node 1000"
+    with pytest.raises(FedstrataError, match=problem):
+        on_flower(grid, tmp_path / "run", wait=0.5)
+
+
+def test_a_problem_that_lasts_is_told_once(recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A node is asked who it is until it can say so."""
+    grid = FakeGrid(recipe(), CLIENTS)
+    grid.join(1003, 3, recipe="/no/where.toml")
+    with pytest.raises(FedstrataError, match=r"3 are here; node 1003: the ClientApp raised: .*/no/where\.toml"):
+        on_flower(grid, tmp_path / "run", wait=0.5)
+    assert grid.count("query.hello") > CLIENTS
+    assert sum("/no/where.toml" in message for message in caplog.messages) == 1
+
+
 # --- what can be wrong beforehand ------------------------------------------------------------------------------------
 
 
