@@ -157,7 +157,10 @@ def _fill(folder: Path, experiment: Experiment, nodes: int, address: Address, da
         ),
     }
     template = files("fedstrata.engines.flower").joinpath("template")
-    _write(folder / "README.md", Template(template.joinpath("README.md.in").read_text()).substitute(values).encode())
+    _write(
+        folder / "README.md",
+        Template(template.joinpath("README.md.in").read_text(encoding="utf-8")).substitute(values).encode(),
+    )
     recipe = _recipe(experiment)
     server = folder / "server"
     _copy(template.joinpath("server"), server, values)
@@ -203,7 +206,10 @@ def _copy(source: Traversable, target: Path, values: Mapping[str, str]) -> None:
         if entry.is_dir():
             _copy(entry, target / entry.name, values)
         elif entry.name.endswith(".in"):
-            _write(target / entry.name.removesuffix(".in"), Template(entry.read_text()).substitute(values).encode())
+            _write(
+                target / entry.name.removesuffix(".in"),
+                Template(entry.read_text(encoding="utf-8")).substitute(values).encode(),
+            )
         else:
             _write(target / entry.name, entry.read_bytes())
 
