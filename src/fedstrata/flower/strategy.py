@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fedstrata.algorithm import Algorithm, State
 from fedstrata.algorithms import AXES
+from fedstrata.arithmetic import steady
 from fedstrata.checks import require
-from fedstrata.client import one_thread
 from fedstrata.errors import RecipeError, ReplyError
 from fedstrata.flower.round import RoundUnderWay, Server
 from fedstrata.flower.wire import Ask, Packing, names, rule_to_json
@@ -170,7 +170,7 @@ class Strategy(FedAvg):
             log(WARNING, "\t> the model stays as it is: fewer than min_replies = %s", self.min_replies)
             self.records.append(under_way.record({}))
             return None, None
-        with one_thread():
+        with steady():
             cohort = under_way.cohort()
             state, weights = conclude(self._server.state, self._server.algorithm, cohort)
             figures: dict[str, np.ndarray] = {}

@@ -26,7 +26,7 @@ def train_one(setup: Setup, model: nn.Module, order: Order, data: Data, anchor: 
     total, seen = torch.zeros((), dtype=torch.float64), 0
     plan = schedule(len(data), order, setup.training, setup.seed)
     for step in range(len(plan)):
-        if is_due(setup.objective, step, plan):
+        if is_due(setup.objective, first_of_epoch=plan.opens_epoch(step), first_of_round=step == 0):
             spring.refresh()
         indices = plan.batch(step)
         inputs, targets = setup.to_device(data.batch(indices))

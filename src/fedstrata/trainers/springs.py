@@ -12,12 +12,11 @@ from torch import Tensor
 
 from fedstrata.algorithm import Objective, State, Tensors
 from fedstrata.layers import Layers
-from fedstrata.trainers.schedule import Schedule
 
 
-def is_due(objective: Objective, step: int, plan: Schedule) -> bool:
+def is_due(objective: Objective, *, first_of_epoch: bool, first_of_round: bool) -> bool:
     """Whether the stiffness is to be computed anew before this step."""
-    return objective.refresh == "step" or step == 0 or (objective.refresh == "epoch" and plan.opens_epoch(step))
+    return objective.refresh == "step" or first_of_round or (objective.refresh == "epoch" and first_of_epoch)
 
 
 class Spring:

@@ -138,7 +138,7 @@ def _refreshes(objective: Objective, members: list[_Member]) -> dict[int, list[i
     if objective.refresh != "round":
         for row, member in enumerate(members):
             for step in range(1, len(member.plan)):
-                if is_due(objective, step, member.plan):
+                if is_due(objective, first_of_epoch=member.plan.opens_epoch(step), first_of_round=step == 0):
                     due.setdefault(step, []).append(row)
     return due
 
