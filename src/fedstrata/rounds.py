@@ -365,7 +365,7 @@ class _Attempt:
                     continue  # nobody asked it, or it has answered already
                 order, at = by_client.pop(reply.client), self.position[reply.client]
                 try:
-                    check_reply(reply, order, self.plan.layers)
+                    check_reply(reply, order, self.plan.layers, int(self.engine.sizes[order.client]))
                 except ReplyError as problem:
                     self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
                     continue
