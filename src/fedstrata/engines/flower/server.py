@@ -36,6 +36,9 @@ _FAILURES = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: 
 _SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
 """Flower's error codes. A failure would happen again; silence is worth another attempt."""
 
+_LONGEST_REASON = 300
+"""Of a longer one the end is kept: what was raised is the last line of a traceback."""
+
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DecodeError)
 """What Flower raises when a message's parts do not fit together; never a connection that breaks."""
 
@@ -232,7 +235,8 @@ def _decoded(message: Message | MessageError, decode: Callable[[RecordDict], Rea
 
 def _explain(error: Error) -> str:
     what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
-    detail = printable(error.reason or "", 300)
+    reason = error.reason or ""
+    detail = printable(reason if len(reason) <= _LONGEST_REASON else f"…{reason[-_LONGEST_REASON:]}")
     return f"{what}: {detail}" if detail else what
 
 
