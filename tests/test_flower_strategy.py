@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr.supercore.task_identity import TaskIdentity
@@ -238,6 +238,7 @@ SPOILT = {
     "negative": (with_metric("num-examples", -3), "num-examples = -3, must be"),
     "not a number": (with_metric("num-examples", math.nan), "num-examples = nan, must be"),
     "infinite": (with_metric("num-examples", math.inf), "num-examples = inf, must be"),
+    "absurd": (with_metric("num-examples", 1e300), r"num-examples = 1e\+300, must be a positive number, at most"),
     "a list": (with_metric("num-examples", [1, 2]), r"num-examples = \[1, 2\], must be"),
     "shape": (with_array("fc.bias", np.zeros(4)), r"fc.bias has shape \[4\], expected \[3\]"),
     "NaN": (with_array("fc.bias", [0, math.nan, 0]), "fc.bias is not finite"),
@@ -286,11 +287,13 @@ def test_a_bad_reply_is_set_aside(name: str, caplog: pytest.LogCaptureFixture) -
 
 
 def test_errors_and_silence() -> None:
-    """A client that raises, one that never answers, one that answers twice, and one that nobody asked."""
+    """A client that raises, one that never answers, one that answers twice, one that nobody asked, and one that says to
+    be the one that never answers: what a reply says of its origin, its sender has written.
+    """
     apps = dict(zip(NODES, stock(), strict=True))
 
     def fail(arrays: Any, node: int) -> Any:
-        raise OSError("disk full")
+        raise OSError("\x1b[2Jdisk full\n")
 
     apps[NODES[0]] = array_app(fail)
 
@@ -302,14 +305,16 @@ def test_errors_and_silence() -> None:
             twice = next(r for r in replies if r.metadata.src_node_id == NODES[2])
             stranger = Message(twice.content, dst_node_id=1, message_type="train")
             stranger.metadata.__dict__["_src_node_id"] = 31337
-            return [*replies, twice, stranger]
+            impostor = Message(twice.content, dst_node_id=1, message_type="train")
+            impostor.metadata.__dict__["_src_node_id"] = NODES[1]
+            return [*replies, twice, stranger, impostor]
 
     grid = Odd(apps, change=lambda reply, node: None if node == NODES[1] else reply)
     strategy = Strategy(algorithms.fedavg(), fraction_evaluate=0.0)
     start(strategy, grid, rounds=1)
     record = strategy.records[0]
     status = dict(zip(record.clients.tolist(), record.status, strict=True))
-    assert "disk full" in status.pop(NODES[0])
+    assert status.pop(NODES[0]) == r"failed: \x1b[2Jdisk full"
     assert status.pop(NODES[1]) == "no reply"
     assert status == dict.fromkeys(NODES[2:], "ok")
     assert int(record.ledger.up.sum()) == 3 * 81 * 8  # Tiny: 75 trainable numbers and 6 statistics, in float64
@@ -349,6 +354,49 @@ def test_metrics_that_only_some_report(caplog: pytest.LogCaptureFixture) -> None
     grid = FakeGrid(dict.fromkeys([1, 3], array_app(train)))
     result = strategy.start(grid, ArrayRecord([np.ones(2)]), num_rounds=1)
     assert dict(result.train_metrics_clientapp[1]) == {"loss": pytest.approx((1 * 1 + 3 * 3) / 4)}
+
+
+def test_a_function_of_ones_own_sees_whole_replies() -> None:
+    """Also where clients report different metrics."""
+    seen: list[Any] = []
+
+    def aggregate(contents: list[RecordDict], key: str) -> MetricRecord:
+        seen.extend((set(content), set(content["metrics"])) for content in contents)
+        return MetricRecord({"count": len(contents)})
+
+    app = array_app(lambda arrays, node: (arrays, {"num-examples": 1, f"of-{node}": 2.0}))
+    strategy = Strategy(algorithms.fedavg(), fraction_evaluate=0.0, train_metrics_aggr_fn=aggregate)
+    result = strategy.start(FakeGrid({1: app, 2: app}), ArrayRecord([np.ones(2)]), num_rounds=1)
+    assert seen == [({"arrays", "metrics"}, {"num-examples"})] * 2
+    assert result.train_metrics_clientapp[1]["count"] == 2
+
+
+def test_an_evaluation_that_some_clients_spoil_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """One raises, one says nothing of its examples, one has a metric of its own: the mean is over the two others' loss.
+
+    Sizes are 6, 8 and 12; the loss of the node with 12 is set to 1 and of the others to 0.
+    """
+
+    def change(reply: Message, node: int) -> Message:
+        if reply.metadata.message_type != "evaluate":
+            return reply
+        if node == NODES[0]:
+            return Message(Error(code=2, reason="\x1b[2Jno disk"), reply_to=reply)
+        metrics = reply.content["metrics"]
+        metrics["eval_loss"] = float(node == NODES[4])
+        if node == NODES[1]:
+            del metrics["num-examples"]
+        if node == NODES[2]:
+            metrics["mood"] = 3.0
+        return reply
+
+    grid = FakeGrid(dict(zip(NODES, stock(), strict=True)), change=change)
+    with caplog.at_level("WARNING", logger="flwr"):
+        result, _ = start(Strategy(algorithms.fedavg()), grid, rounds=1)
+    metrics = dict(result.evaluate_metrics_clientapp[1])
+    assert metrics == {"eval_loss": pytest.approx(12 / (6 + 8 + 12))}
+    assert r"failed: \x1b[2Jno disk" in caplog.text
+    assert f"node {NODES[1]}: refused: num-examples = None" in caplog.text
 
 
 # --- arrays of any framework -------------------------------------------------------------------------------------
@@ -518,6 +566,21 @@ def test_without_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.reload(fedstrata.flower)
 
 
+def test_arrays_that_come_along_with_scores_are_refused() -> None:
+    """A client that sends its whole model in the first exchange has not understood what a selection is for."""
+
+    def change(reply: Message, node: int) -> Message:
+        if node == NODES[0] and reply.has_content() and "fedstrata-scores" in reply.content:
+            reply.content["arrays"] = ArrayRecord(build_model(TASK, 0, torch.float64).state_dict())
+        return reply
+
+    strategy = Strategy(algorithms.fedldf(n=2))
+    start(strategy, FakeGrid(dict(zip(NODES, helped(), strict=True)), change=change), rounds=1)
+    status = dict(zip(strategy.records[0].clients.tolist(), strategy.records[0].status, strict=True))
+    assert status.pop(NODES[0]) == "refused: arrays were sent along with the scores"
+    assert all(word.startswith("ok") for word in status.values())
+
+
 @pytest.mark.parametrize("name", ["fedldf", "random_layers"])
 def test_a_selection_that_the_client_cannot_follow_is_refused(name: str) -> None:
     strategy = Strategy(ALGORITHMS[name])
@@ -620,12 +683,10 @@ def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytes
 
 
 def test_the_drop_in_is_what_the_documents_show() -> None:
-    """At most five lines of quickstart-pytorch change; test_flower_quickstart.py runs it with exactly these."""
-    added = [line for lines in DROP_IN.values() for line in lines if line[0] == "+"]
-    assert len(added) <= 5
+    """At most five lines of quickstart-pytorch go or come; test_flower_quickstart.py runs it with exactly these."""
+    assert sum(len(lines) for lines in DROP_IN.values()) <= 5
     here = Path(__file__).parent.parent
     for document in ("README.md", "docs/flower-strategy.md"):
         text = (here / document).read_text(encoding="utf-8")
-        for line in DROP_IN["pytorchexample/server_app.py"]:
+        for line in (line for lines in DROP_IN.values() for line in lines):
             assert f"\n{line}\n" in text
-    assert f"\n{DROP_IN['pyproject.toml'][0]}\n" in text

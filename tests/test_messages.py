@@ -17,7 +17,7 @@ from fedstrata.arithmetic import steady
 from fedstrata.cohort import Cohort
 from fedstrata.errors import ReplyError
 from fedstrata.layers import Layers
-from fedstrata.messages import Order, Reply, check_reply, is_finite, layers_with_units
+from fedstrata.messages import Order, Reply, check_answers, check_reply, is_finite, layers_with_units
 from fedstrata.objectives import AdaptiveMu, Plain
 from fedstrata.rounds import aggregate
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
@@ -41,7 +41,7 @@ def with_number(value: float, at: int = 3) -> torch.Tensor:
 
 
 def test_a_good_reply_is_accepted() -> None:
-    check_reply(REPLY, ORDER, LAYERS)
+    check_reply(REPLY, ORDER, LAYERS, 10)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def test_a_good_reply_is_accepted() -> None:
         ({"size": -5}, "size = -5"),
         ({"size": 2.5}, r"size = 2\.5"),
         ({"size": float("nan")}, "size = nan"),
+        ({"size": 10**15}, "size = 1000000000000000, at the beginning it was 10"),
+        ({"stiffness": torch.ones(3, dtype=torch.float64)}, r"stiffness has shape \[3\], expected \[2\]"),
         ({"update": None}, "update is missing"),
         ({"update": torch.ones(16)}, r"update has shape \[16\], expected \[17\]"),
         ({"update": torch.ones(1, 17)}, r"update has shape \[1, 17\]"),
@@ -75,23 +77,23 @@ def test_a_good_reply_is_accepted() -> None:
 )
 def test_a_bad_reply_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ReplyError, match=message):
-        check_reply(replace(REPLY, **change), ORDER, LAYERS)
+        check_reply(replace(REPLY, **change), ORDER, LAYERS, 10)
 
 
 def test_layers_that_were_not_asked_for_are_refused() -> None:
     with pytest.raises(ReplyError, match="layers 1: sent without being asked for"):
-        check_reply(REPLY, replace(ORDER, mask=FIRST), LAYERS)
-    check_reply(replace(REPLY, sent=FIRST), replace(ORDER, mask=FIRST), LAYERS)
+        check_reply(REPLY, replace(ORDER, mask=FIRST), LAYERS, 10)
+    check_reply(replace(REPLY, sent=FIRST), replace(ORDER, mask=FIRST), LAYERS, 10)
 
 
 def test_an_upload_is_checked_like_a_training() -> None:
     order = Order("upload", 4, 1, 7, mask=FIRST)
     reply = Reply("upload", 4, 1, 7, size=10, sent=FIRST, update=torch.ones(17))
-    check_reply(reply, order, LAYERS)
+    check_reply(reply, order, LAYERS, 10)
     with pytest.raises(ReplyError, match="layers 0, 1"):
-        check_reply(replace(reply, sent=~FIRST), order, LAYERS)
+        check_reply(replace(reply, sent=~FIRST), order, LAYERS, 10)
     with pytest.raises(ReplyError, match="not finite"):
-        check_reply(replace(reply, update=with_number(math.nan)), order, LAYERS)
+        check_reply(replace(reply, update=with_number(math.nan)), order, LAYERS, 10)
 
 
 @pytest.mark.parametrize(
@@ -107,17 +109,19 @@ def test_an_upload_is_checked_like_a_training() -> None:
 def test_bad_scores_are_refused(scores: torch.Tensor | None, message: str) -> None:
     order = replace(ORDER, answer="scores", mask=None)
     with pytest.raises(ReplyError, match=message):
-        check_reply(Reply("train", 4, 1, 7, size=10, scores=scores), order, LAYERS)
-    check_reply(Reply("train", 4, 1, 7, size=10, scores=torch.ones(2)), order, LAYERS)
+        check_reply(Reply("train", 4, 1, 7, size=10, scores=scores), order, LAYERS, 10)
+    check_reply(Reply("train", 4, 1, 7, size=10, scores=torch.ones(2)), order, LAYERS, 10)
     with pytest.raises(ReplyError, match="size = 0"):
-        check_reply(Reply("train", 4, 1, 7, size=0, scores=torch.ones(2)), order, LAYERS)
+        check_reply(Reply("train", 4, 1, 7, size=0, scores=torch.ones(2)), order, LAYERS, 10)
+    with pytest.raises(ReplyError, match="layers were sent along with the scores"):
+        check_reply(replace(REPLY, scores=torch.ones(2)), order, LAYERS, 10)
 
 
 def test_units_are_checked() -> None:
     order = replace(ORDER, answer="units", mask=None)
     units = torch.tensor([True, False, False, False, True])
     good = replace(REPLY, units=units, update=torch.zeros(17))
-    check_reply(good, order, LAYERS)
+    check_reply(good, order, LAYERS, 10)
     for change, message in (
         ({"units": None}, "units is missing"),
         ({"units": units[:4]}, r"units has shape \[4\], expected \[5\]"),
@@ -128,14 +132,14 @@ def test_units_are_checked() -> None:
         ({"units": torch.ones(5, dtype=torch.bool), "update": torch.full((17,), math.nan)}, "not finite"),
     ):
         with pytest.raises(ReplyError, match=message):
-            check_reply(replace(good, **change), order, LAYERS)
+            check_reply(replace(good, **change), order, LAYERS, 10)
 
 
 def test_evaluation_replies_need_only_be_the_right_ones() -> None:
     order = Order("evaluate", 4, 1, 7, model=torch.zeros(17))
-    check_reply(Reply("evaluate", 4, 1, 7), order, LAYERS)
+    check_answers(Reply("evaluate", 4, 1, 7), order)
     with pytest.raises(ReplyError, match="round"):
-        check_reply(Reply("evaluate", 5, 1, 7), order, LAYERS)
+        check_answers(Reply("evaluate", 5, 1, 7), order)
 
 
 def test_is_finite_is_not_fooled_by_sums() -> None:

@@ -99,7 +99,7 @@ class Client:
                     return self._upload(order)
                 return self._evaluate(order)
         except Exception as error:
-            return Reply(order.kind, order.round, order.attempt, order.client, error=_reason(error))
+            return order.failure(_reason(error))
 
     def answer_stack(self, orders: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
         """Carry out several training orders together; if that fails, one by one, so that only the culprit is lost."""
@@ -116,8 +116,7 @@ class Client:
             if len(orders) > 1:
                 pairs = zip(orders, buffers, strict=True)
                 return [reply for order, buffer in pairs for reply in self.answer_stack([order], [buffer])]
-            order = orders[0]
-            return [Reply(order.kind, order.round, order.attempt, order.client, error=_reason(error))]
+            return [orders[0].failure(_reason(error))]
 
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(

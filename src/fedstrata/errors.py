@@ -8,7 +8,7 @@ FedstrataError
 │   ├── RuleError           a user's rule that answers nonsense
 │   └── MissingExtra        an optional dependency that is not installed
 ├── MessageError            a message that cannot be read; it costs the round one client only
-├── ReplyError              a client's reply that the server refuses; costs the round that client only
+│   └── ReplyError          a reply that the server can read, and refuses
 └── RoundFailed             too few usable replies after every attempt
 """
 
@@ -51,11 +51,21 @@ class MissingExtra(UserError):
 
 
 class MessageError(FedstrataError):
-    """A message that is not what it should be, with the reason."""
+    """A message that is not what it should be. The reason may quote it, and is made fit for logs and terminals."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))
 
 
-class ReplyError(FedstrataError):
+class ReplyError(MessageError):
     """A reply the server refuses, with the reason."""
+
+
+def printable(text: str, most: int = 1000) -> str:
+    """Somebody else's words in one line that a terminal shows as they are: no control characters, and not for ever."""
+    line = " ".join(text[: 2 * most].split())
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 class RoundFailed(FedstrataError):

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata import rng
-from fedstrata.errors import FedstrataError
-from fedstrata.messages import Order, Reply
+from fedstrata.errors import FedstrataError, ReplyError
+from fedstrata.messages import Order, Reply, check_answers, check_size
 from fedstrata.rounds import Engine
 from fedstrata.tasks.task import Task
 
@@ -40,10 +40,9 @@ def evaluate(
             ]
     figures: Figures = {}
     for name, asked in orders.items():
-        replies = {(reply.client, reply.part): reply for reply in engine.exchange(asked)}
-        broken = [problem for reply in replies.values() if (problem := _problem(reply, round, task.metric.name))]
-        answered = [reply for _, reply in sorted(replies.items()) if not _problem(reply, round, task.metric.name)]
-        good = [reply for reply in answered if reply.size > 0]
+        samples = task.held_out_sizes() if name == "clients" else None
+        answered, broken = _collect(engine, asked, samples, task.metric.name)
+        good = [reply for _, reply in sorted(answered.items()) if reply.size > 0]
         if not good or (broken and name != "clients"):
             reason = broken[0] if broken else "nobody has any sample" if answered else "nobody answered"
             raise FedstrataError(f"evaluation on {name} failed in round {round}: {reason}")
@@ -54,14 +53,29 @@ def evaluate(
     return figures
 
 
-def _problem(reply: Reply, round: int, metric: str) -> str | None:
-    """Why a reply cannot be used; the server trusts nothing that a client says."""
-    if reply.error is not None:
-        return reply.error
-    if (reply.kind, reply.round) != ("evaluate", round):
-        return f"{reply.kind} of round {reply.round} instead of this evaluation"
-    missing = [name for name in ("loss", metric) if name not in reply.metrics]
-    return f"{missing[0]} is missing" if missing else None
+def _collect(
+    engine: Engine, orders: Sequence[Order], samples: np.ndarray | None, metric: str
+) -> tuple[dict[tuple[int, tuple[int, int]], Reply], list[str]]:
+    """The usable replies, by client and part, and why others are not; `samples` is how many each client holds out."""
+    waiting = {(order.client, order.part): order for order in orders}
+    answered: dict[tuple[int, tuple[int, int]], Reply] = {}
+    broken = []
+    for reply in engine.exchange(orders):
+        key = (reply.client, reply.part)
+        if key not in waiting:
+            continue  # nobody asked it, or it has answered already
+        try:
+            check_answers(reply, waiting.pop(key))
+            if samples is not None:
+                check_size(reply.size, int(samples[reply.client]))
+            missing = [name for name in ("loss", metric) if name not in reply.metrics]
+            if missing:
+                raise ReplyError(f"{missing[0]} is missing")
+        except ReplyError as problem:
+            broken.append(str(problem))
+        else:
+            answered[key] = reply
+    return answered, broken
 
 
 def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:

@@ -25,6 +25,8 @@ Fault = Literal["failed", "refused", "no reply"]
 
 INDEX_BYTES = 4
 SCORE_DTYPE = torch.float32
+MOST_SAMPLES = 2**53
+"""No client has more samples: so far a float64 counts, and the sum of many such numbers is finite."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Order:
         """What goes down besides the model: the objective's state, and a bit per layer for a mask."""
         state = sum(tensor.numel() * tensor.itemsize for tensor in self.objective_state.values())
         return state + (0 if self.mask is None else -(-self.mask.numel() // 8))
+
+    def failure(self, error: str, fault: Fault = "failed") -> Reply:
+        """The reply of whoever could not carry it out."""
+        return Reply(self.kind, self.round, self.attempt, self.client, part=self.part, error=error, fault=fault)
 
 
 @dataclass(frozen=True)
@@ -97,19 +103,18 @@ class Reply:
         return 0 if self.scores is None else self.scores.numel()
 
 
-def check_reply(reply: Reply, order: Order, layers: Layers) -> None:
-    """Refuse a reply that is not what was asked for; the server trusts nothing that a client says."""
-    if reply.error is not None:
-        raise ReplyError(reply.error)
-    for name in ("kind", "round", "attempt", "client"):
-        asked, got = getattr(order, name), getattr(reply, name)
-        if asked != got:
-            raise ReplyError(f"{name} = {got!r}, asked for {asked!r}")
-    if order.kind == "evaluate":
-        return
-    if not isinstance(reply.size, int) or reply.size < 1:
-        raise ReplyError(f"size = {reply.size!r}, must be a positive number of samples")
+def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> None:
+    """Refuse a reply that is not what was asked for; the server trusts nothing that a client says.
+
+    `samples` is how many the client has, by its own account at the beginning.
+    """
+    check_answers(reply, order)
+    check_size(reply.size, samples)
+    if reply.stiffness is not None:
+        _check_tensor("stiffness", reply.stiffness, (len(layers),), torch.float64)
     if order.answer == "scores":
+        if reply.update is not None:
+            raise ReplyError("layers were sent along with the scores")
         _check_tensor("scores", reply.scores, (len(layers),), SCORE_DTYPE)
         assert reply.scores is not None
         if not is_finite(reply.scores):
@@ -139,6 +144,24 @@ def check_reply(reply: Reply, order: Order, layers: Layers) -> None:
         raise ReplyError(f"layers {names}: sent without being asked for, or asked for and not sent")
     if not is_finite(reply.update):
         raise ReplyError("update is not finite")
+
+
+def check_answers(reply: Reply, order: Order) -> None:
+    """Refuse a reply that reports a failure, or belongs to another order."""
+    if reply.error is not None:
+        raise ReplyError(reply.error)
+    for name in ("kind", "round", "attempt", "client"):
+        asked, got = getattr(order, name), getattr(reply, name)
+        if asked != got:
+            raise ReplyError(f"{name} = {got!r}, asked for {asked!r}")
+
+
+def check_size(size: object, samples: int) -> None:
+    """Refuse a number of samples that is none, or another one than the client had at the beginning."""
+    if not isinstance(size, int) or size < 1:
+        raise ReplyError(f"size = {size!r}, must be a positive number of samples")
+    if size != samples:
+        raise ReplyError(f"size = {size}, at the beginning it was {samples}")
 
 
 def layers_with_units(units: Tensor, layers: Layers) -> Tensor:

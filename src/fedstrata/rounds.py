@@ -108,6 +108,8 @@ class RoundRecord:
     seconds: float
     layers: dict[str, np.ndarray] = field(default_factory=dict)
     """Per client and layer [K, L]: angle, smoothed_angle, divergence, weight, mask, mu, norm; and model_angle [K]."""
+    earlier: tuple[tuple[int, int, str], ...] = ()
+    """What was lost in attempts before this one: attempt, client and why."""
 
     @property
     def train_loss(self) -> float:
@@ -200,11 +202,13 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
     number, layers = state.round + 1, plan.layers
     nothing = torch.zeros(len(layers), dtype=torch.int64)
     ledger = Ledger(up=nothing.clone(), down=nothing.clone())
+    earlier: list[tuple[int, int, str]] = []
     for attempt in range(plan.training.attempts):
         trial = _Attempt(state, algorithm, engine, plan, number, attempt, ledger)
         trial.run()
         if trial.enough():
             break
+        earlier += [(attempt, client, why) for client, why in trial.lost()]
         if trial.hopeless() or attempt + 1 == plan.training.attempts:
             tried = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
             raise RoundFailed(
@@ -231,6 +235,7 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
         ledger=ledger,
         seconds=time.perf_counter() - started,
         layers=figures,
+        earlier=tuple(earlier),
     )
     return state, record
 
@@ -365,7 +370,7 @@ class _Attempt:
                     continue  # nobody asked it, or it has answered already
                 order, at = by_client.pop(reply.client), self.position[reply.client]
                 try:
-                    check_reply(reply, order, self.plan.layers)
+                    check_reply(reply, order, self.plan.layers, int(self.engine.sizes[order.client]))
                 except ReplyError as problem:
                     self.status[at] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
                     continue
@@ -389,12 +394,13 @@ class _Attempt:
         """Whether everyone failed in the same way, which another attempt would not change."""
         return len(set(self.status)) == 1 and self.status[0].startswith("failed")
 
+    def lost(self) -> list[tuple[int, str]]:
+        """The clients without a usable reply, and why."""
+        return lost(self.clients, self.status)
+
     def first_problem(self) -> str:
-        """For the error message: the first client without a usable reply."""
-        for client, status in zip(self.clients, self.status, strict=True):
-            if not status.startswith(("ok", "not selected")):
-                return f"client {client}: {status}"
-        return "nobody sent a layer"
+        """For the error message."""
+        return next((f"client {client}: {why}" for client, why in self.lost()), "nobody sent a layer")
 
     def cohort(self) -> Cohort:
         """The accepted updates, in client order."""
@@ -410,6 +416,12 @@ class _Attempt:
             model=self.state.model,
             units=torch.stack(units) if units else None,
         )
+
+
+def lost(clients: np.ndarray, status: Sequence[str]) -> list[tuple[int, str]]:
+    """The clients that were asked and have no usable reply, and why."""
+    pairs = zip(clients.tolist(), status, strict=True)
+    return [(client, why) for client, why in pairs if not why.startswith("ok") and why != "not selected"]
 
 
 def layer_figures(

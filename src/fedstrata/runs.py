@@ -32,7 +32,7 @@ from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
 from fedstrata.evaluation import Figures, evaluate
 from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
-from fedstrata.rounds import Engine, Plan, RoundRecord, ServerState, fit, initial_state, settle
+from fedstrata.rounds import Engine, Plan, RoundRecord, ServerState, fit, initial_state, lost, settle
 from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
@@ -478,11 +478,6 @@ def _describe(prepared: Prepared) -> dict[str, Any]:
 def _line(record: RoundRecord, layers: Layers, figures: Figures, upload_total: int, seconds: float) -> Line:
     """A round as its history line."""
     ledger = record.ledger
-    lost = [
-        {"client": int(client), "why": status}
-        for client, status in zip(record.clients, record.status, strict=True)
-        if not status.startswith("ok") and status != "not selected"
-    ]
     on_clients = figures.get("clients", {})
     evaluated = on_clients.get("clients", 0.0) + on_clients.get("failed", 0.0)
     return {
@@ -490,7 +485,8 @@ def _line(record: RoundRecord, layers: Layers, figures: Figures, upload_total: i
         "attempt": record.attempt,
         "clients": len(record.clients),
         "replies": sum(status.startswith("ok") for status in record.status),
-        "lost": lost,
+        "lost": [{"client": client, "why": why} for client, why in lost(record.clients, record.status)],
+        "earlier": [{"attempt": attempt, "client": client, "why": why} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in figures.items()},
         "bytes": {

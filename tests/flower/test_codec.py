@@ -321,7 +321,8 @@ def test_an_order_with_impossible_objective_state_is_refused(array: Array, probl
 
 
 @pytest.mark.parametrize(
-    "change", [{"client": -1}, {"size": -1}, {"held_out": "3"}, {"schema": 0}, {"agreement": None}]
+    "change",
+    [{"client": -1}, {"size": -1}, {"size": 2**60}, {"held_out": "3"}, {"schema": 0}, {"agreement": None}],
 )
 def test_an_introduction_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     hello = Hello(client=3, size=10, held_out=2, agreement="ab12")

@@ -215,6 +215,54 @@ def test_a_node_that_fails_costs_the_round_its_client_only(fault: Fault, status:
     same_models(results, rounds_without(prepared, lambda order: order.client == 2))
 
 
+def test_a_reply_that_flower_cannot_put_together_costs_its_client_only(federation: Any) -> None:
+    """A node writes the objects of a message itself, and the Grid raises when they do not fit together.
+
+    They are gone then, as is everything that was fetched with them; so nothing is.
+    """
+    prepared, whole = federation()
+
+    class Torn(FakeGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            found = super().pull_messages(message_ids)
+            if any(m.metadata.src_node_id == 1002 and m.metadata.message_type == "train" for m in found):
+                raise KeyError("\x1b[2Jno such object")
+            return found
+
+    results = rounds(prepared, Torn(whole.recipe, CLIENTS))
+    why = "refused: Flower cannot read it: KeyError: '\\x1b[2Jno such object'"
+    assert [record.status for _, record in results] == [("ok", "ok", why, "ok")] * 3
+    same_models(results, rounds_without(prepared, lambda order: order.client == 2))
+
+
+def test_a_connection_that_breaks_ends_the_run(federation: Any) -> None:
+    """That is nobody's fault who could be left out; the run goes on from its checkpoint."""
+    prepared, whole = federation()
+
+    class Broken(FakeGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            if self.count("train"):
+                raise ConnectionError("the SuperLink is gone")
+            return super().pull_messages(message_ids)
+
+    with pytest.raises(ConnectionError):
+        rounds(prepared, Broken(whole.recipe, CLIENTS))
+
+
+def test_what_a_client_writes_cannot_reach_a_terminal(federation: Any) -> None:
+    """In one line, without control characters, and not for ever."""
+    prepared, grid = federation("fedavg", {"training.rounds": 1})
+    text = f"\x1b]0;owned\x07\u202e{'a' * 5000}\n\r\x00"
+    grid.faults[0] = spoiled(lambda reply: replace(reply, error=text), prepared.layers)
+    grid.faults[1] = lambda m, r: Message(Error(2, text), reply_to=m) if m.metadata.message_type == "train" else r
+    [(_, record)] = rounds(prepared, grid)
+    assert record.status[0].startswith(r"failed: \x1b]0;owned\x07\u202eaaa")
+    assert record.status[1].startswith("failed: the ClientApp raised: …aaa")  # the end of a long reason
+    for status in record.status:
+        assert status.isprintable()
+        assert len(status) < 1100
+
+
 def test_a_fault_in_the_second_exchange_costs_that_upload_only(federation: Any) -> None:
     """FedLDF with n = 2: whoever is chosen and silent has no row, and the others' layers count as they came."""
     prepared, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 2}})
@@ -254,6 +302,7 @@ def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
     [(model, record)] = rounds(prepared, grid)
     assert record.attempt == 1
     assert record.status == ("ok",) * 4
+    assert record.earlier == tuple((0, client, "no reply: nothing within 0.05 s") for client in range(3))
     same_models([(model, record)], rounds_without(prepared, lambda o: o.attempt == 0 and o.client < 3))
 
 
@@ -358,6 +407,37 @@ def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: R
     assert "node 1: client 3 has another recipe than the server" in problem
     assert "node 1002: client = 9, there are only 4" in problem
     assert engine.sizes.tolist() == [12, 12, 0, 0]
+
+
+def test_a_node_that_was_away_is_asked_again_who_it_is(federation: Any, recipe: Recipe) -> None:
+    """With authentication it has the same id as before, and perhaps the right recipe now."""
+    prepared, grid = federation()
+    other = str(recipe({"training.lr": 0.2}, "other.toml"))
+    grid.nodes[1003].node_config["recipe"] = other
+    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    with pytest.raises(FedstrataError, match="node 1003: client 3 has another recipe than the server"):
+        engine.wait_for(CLIENTS, 0.02)
+    grid.leave(1003)
+    with pytest.raises(FedstrataError, match=r"3 are here$"):
+        engine.wait_for(CLIENTS, 0.02)
+    grid.join(1003, 3)
+    engine.wait_for(CLIENTS, 10)
+    grid.leave(1003)
+    engine.wait_for(CLIENTS - 1, 10)
+    grid.join(1003, 3, recipe=other)
+    with pytest.raises(FedstrataError, match="another recipe"):
+        engine.wait_for(CLIENTS, 0.02)
+
+
+def test_a_node_that_comes_late_takes_part_from_the_next_round_on(federation: Any, tmp_path: Path) -> None:
+    """The run begins with three of four; the fourth comes after round 1, and is asked who it is during round 2."""
+    _, grid = federation()
+    grid.leave(1003)
+    running = serve(grid, {"recipe": str(grid.recipe), "out": str(tmp_path / "run"), "min-clients": 3})
+    first = next(running)
+    grid.join(1003, 3)
+    assert [line["clients"] for line in (first, *running)] == [3, 3, 4]
+    assert not any(line["lost"] for line in Run(tmp_path / "run").history())
 
 
 def test_the_server_knows_sizes_and_has_no_data(federation: Any) -> None:

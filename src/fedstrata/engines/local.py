@@ -202,8 +202,7 @@ class _Crew:
                     queues[None].extend([order] for order in unit)
                     replies = []
                 elif isinstance(replies, str):
-                    order = unit[0]
-                    replies = [Reply(order.kind, order.round, order.attempt, order.client, error=replies)]
+                    replies = [unit[0].failure(replies)]
                 self._next([at], queues)  # it goes on while we look at what it did
                 yield from replies
 

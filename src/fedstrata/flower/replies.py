@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedstrata.errors import ReplyError
 from fedstrata.flower.wire import RECEIPT, SCORES, Ask, Packing, decoded, names
+from fedstrata.messages import MOST_SAMPLES
 
 
 def read_size(content: RecordDict, key: str) -> float:
@@ -20,8 +21,8 @@ def read_size(content: RecordDict, key: str) -> float:
     if len(content.metric_records) != 1:
         raise ReplyError(f"{len(content.metric_records)} MetricRecords, expected 1")
     size = next(iter(content.metric_records.values())).get(key)
-    if not isinstance(size, int | float) or not 0 < size < math.inf:
-        raise ReplyError(f"{key} = {size!r}, must be a positive number")
+    if not isinstance(size, int | float) or not 0 < size <= MOST_SAMPLES:
+        raise ReplyError(f"{key} = {size!r}, must be a positive number, at most {MOST_SAMPLES}")
     return size
 
 
@@ -50,6 +51,8 @@ def read_scores(content: RecordDict, ask: Ask, layers: int) -> Tensor:
     if record is None or "scores" not in record:
         name = json.loads(ask.selection)["name"]
         raise ReplyError(f"no scores for {name}: the client lacks fedstrata.flower.selection_mod")
+    if len(content.array_records) > 1:
+        raise ReplyError("arrays were sent along with the scores")
     scores = decoded("scores", record["scores"])
     if scores.dtype != np.float32 or scores.shape != (layers,):
         raise ReplyError(f"scores are {scores.dtype} {list(scores.shape)}, expected float32 [{layers}]")

@@ -19,7 +19,7 @@ from fedstrata import rng
 from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore
 from fedstrata.client import keep_layers
 from fedstrata.cohort import Cohort
-from fedstrata.errors import ReplyError
+from fedstrata.errors import ReplyError, printable
 from fedstrata.flower.replies import read_arrays, read_receipt, read_scores, read_size
 from fedstrata.flower.wire import ASK, STATE, Ask, Packing, state_to_record
 from fedstrata.messages import Order, Reply
@@ -117,18 +117,17 @@ class RoundUnderWay:
         self, messages: Sequence[Message], replies: Iterable[Message], read: Callable[[int, RecordDict], Read]
     ) -> dict[int, Read]:
         """Read every reply, and keep the usable ones by position."""
-        # An error that Flower itself makes does not name its node, so the message that it answers has to.
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        awaited = {self.position[message.metadata.dst_node_id] for message in messages}
-        status, good = dict.fromkeys(sorted(awaited), "no reply"), {}
+        at_node = [self.position[message.metadata.dst_node_id] for message in messages]
+        status, good = dict.fromkeys(sorted(at_node), "no reply"), {}
+        # Only the message that it answers says whose a reply is: an error that Flower makes does not name its node, and
+        # whatever else a reply says of its origin, the node has written itself.
+        waiting = {message.metadata.message_id: at for message, at in zip(messages, at_node, strict=True)}
         for reply in replies:
-            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            at = self.position.get(node, -1)
-            if at not in awaited:
+            at = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if at is None:
                 continue  # nobody asked it, or it has answered already
-            awaited.remove(at)
             if reply.has_error():
-                status[at] = f"failed: {reply.error.reason}"
+                status[at] = f"failed: {printable(reply.error.reason or '')}"
                 continue
             try:
                 good[at] = read(at, reply.content)

@@ -25,7 +25,8 @@ from fedstrata.algorithm import Algorithm, State
 from fedstrata.algorithms import AXES
 from fedstrata.arithmetic import steady
 from fedstrata.checks import require
-from fedstrata.errors import RecipeError, ReplyError
+from fedstrata.errors import RecipeError, ReplyError, printable
+from fedstrata.flower.replies import read_size
 from fedstrata.flower.round import RoundUnderWay, Server
 from fedstrata.flower.wire import Ask, Packing, names, rule_to_json
 from fedstrata.layers import Grouping, Layers
@@ -183,6 +184,24 @@ class Strategy(FedAvg):
         arrays = self._server.packing.unflatten(state.model, under_way.passed())
         return arrays, self._metrics([answer.content for answer in under_way.trained.values()], figures)
 
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' metrics as FedAvg does; a reply without any is set aside, and does not end the run."""
+        usable = []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log(WARNING, "\t> node %s: failed: %s", node, printable(reply.error.reason or ""))
+                continue
+            try:
+                read_size(reply.content, self.weighted_by_key)
+                usable.append(reply.content)
+            except ReplyError as problem:
+                log(WARNING, "\t> node %s: refused: %s", node, problem)
+        log(INFO, "aggregate_evaluate: %s replies usable", len(usable))
+        if not usable:
+            return None
+        return self.evaluate_metrics_aggr_fn(_with_common_metrics(usable), self.weighted_by_key)
+
     def _metrics(self, contents: Sequence[RecordDict], figures: Mapping[str, np.ndarray]) -> MetricRecord:
         """The clients' metrics, averaged as by FedAvg, and the mean angle of each layer in degrees."""
         metrics = self.train_metrics_aggr_fn(_with_common_metrics(contents), self.weighted_by_key)
@@ -211,13 +230,16 @@ def _with_common_metrics(contents: Sequence[RecordDict]) -> list[RecordDict]:
     def form(value: object) -> int | None:
         return len(value) if isinstance(value, list) else None
 
-    metrics = [next(iter(content.metric_records.values())) for content in contents]
+    metrics = [next(iter(content.metric_records.items())) for content in contents]
     common = {
         key
-        for key, value in metrics[0].items()
-        if all(key in other and form(other[key]) == form(value) for other in metrics)
+        for key, value in metrics[0][1].items()
+        if all(key in record and form(record[key]) == form(value) for _, record in metrics)
     }
-    if all(set(record) == common for record in metrics):
+    if all(set(record) == common for _, record in metrics):
         return list(contents)
-    log(WARNING, "\t> clients report different metrics; averaged are: %s", ", ".join(sorted(common)))
-    return [RecordDict({"metrics": MetricRecord({key: record[key] for key in common})}) for record in metrics]
+    log(WARNING, "\t> clients report different metrics; averaged are: %s", names(sorted(common), limit=12))
+    return [
+        RecordDict({**content, name: MetricRecord({key: record[key] for key in common})})
+        for content, (name, record) in zip(contents, metrics, strict=True)
+    ]

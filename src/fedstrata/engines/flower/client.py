@@ -28,7 +28,7 @@ from fedstrata.engines.flower.codec import (
 from fedstrata.engines.local import keep_memory
 from fedstrata.errors import RecipeError
 from fedstrata.experiment import Experiment, load
-from fedstrata.messages import Order, Reply
+from fedstrata.messages import Order
 from fedstrata.runs import prepare
 from fedstrata.tasks.nodes import own_task
 
@@ -54,7 +54,7 @@ def answer(message: Message, context: Context) -> Message:
     order = decode_order(message.content, layers)
     problem = _objection(order, node, context.state)
     if problem is not None:
-        reply = Reply(order.kind, order.round, order.attempt, order.client, error=problem)
+        reply = order.failure(problem)
     else:
         context.state["latest"] = ConfigRecord({"round": order.round, "attempt": order.attempt})
         node.answers.kept = _kept(order.client, context.state)

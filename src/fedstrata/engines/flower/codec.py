@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedstrata.errors import MessageError
 from fedstrata.layers import Layer, Layers
-from fedstrata.messages import SCHEMA, SCORE_DTYPE, Answer, Kind, Order, Reply, layers_with_units
+from fedstrata.messages import MOST_SAMPLES, SCHEMA, SCORE_DTYPE, Answer, Kind, Order, Reply, layers_with_units
 
 RAW = "raw"
 """How an array's numbers are written: as they lie in memory, with no header."""
@@ -65,6 +65,7 @@ def decode_hello(content: RecordDict) -> Hello:
     del values["schema"]
     for name in ("client", "size", "held_out"):
         _require(values[name] >= 0, f"{name} = {values[name]}, must not be negative")
+        _require(values[name] <= MOST_SAMPLES, f"{name} = {values[name]}, is too many")
     return Hello(**values)
 
 

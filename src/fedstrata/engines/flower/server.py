@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from google.protobuf.message import DecodeError
 
 from fedstrata import rng
 from fedstrata.client import Client
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
-from fedstrata.errors import FedstrataError, MessageError, RecipeError, UserError
+from fedstrata.errors import FedstrataError, MessageError, RecipeError, UserError, printable
 from fedstrata.experiment import load
 from fedstrata.messages import Fault, Kind, Order, Reply
 from fedstrata.rounds import settle
@@ -35,7 +36,15 @@ _FAILURES = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: 
 _SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
 """Flower's error codes. A failure would happen again; silence is worth another attempt."""
 
+_LONGEST_REASON = 300
+"""Of a longer one the end is kept: what was raised is the last line of a traceback."""
+
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DecodeError)
+"""What Flower raises when a message's parts do not fit together; never a connection that breaks."""
+
 _log = logging.getLogger("fedstrata")
+
+Read = TypeVar("Read")
 
 
 class FlowerEngine:
@@ -49,12 +58,17 @@ class FlowerEngine:
         *,
         timeout: float,
         poll: float = 0.1,
+        one_by_one: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for."""
+        """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for.
+
+        Replies are fetched `one_by_one`, unless they come from nowhere but this machine.
+        """
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.held_out_sizes = np.zeros(clients, dtype=np.int64)
         self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
+        self._one_by_one = one_by_one
         self._layers, self._agreement = prepared.layers, prepared.agreement
         self._server = Client(prepared.setup)  # the server's own data sets are measured here
         self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
@@ -84,7 +98,7 @@ class FlowerEngine:
                 unsent.append(order)
             else:
                 waiting[message] = order
-        yield from (_empty(order, "no node that is online has this client", "no reply") for order in unsent)
+        yield from (order.failure("no node that is online has this client", "no reply") for order in unsent)
         deadline = time.monotonic() + self._timeout
         while waiting:
             replies = self._pull(waiting)
@@ -97,22 +111,22 @@ class FlowerEngine:
                 time.sleep(self._poll)
         yield from (self._late(order) for order in waiting.values())
 
-    def _read(self, order: Order, message: Message) -> Reply:
-        if message.has_error():
+    def _read(self, order: Order, message: Message | MessageError) -> Reply:
+        if isinstance(message, Message) and message.has_error():
             if message.error.code == _EXPIRED:
                 return self._late(order)
             fault: Fault = "no reply" if message.error.code in _SILENCE else "failed"
-            return _empty(order, _explain(message.error), fault)
+            return order.failure(_explain(message.error), fault)
         try:
-            reply = decode_reply(message.content, self._layers)
+            reply = _decoded(message, lambda content: decode_reply(content, self._layers))
             if reply.client != order.client:
                 raise MessageError(f"client = {reply.client}, asked for {order.client}")
         except MessageError as problem:
-            return _empty(order, str(problem), "refused")
+            return order.failure(str(problem), "refused")
         return reply
 
     def _late(self, order: Order) -> Reply:
-        return _empty(order, f"nothing within {self._timeout:g} s", "no reply")
+        return order.failure(f"nothing within {self._timeout:g} s", "no reply")
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
@@ -136,22 +150,25 @@ class FlowerEngine:
             time.sleep(self._poll)
 
     def _greet(self) -> None:
-        """Ask every node that was not here before who it is."""
+        """Ask every node that was not here just now who it is. One that was away may come back with another recipe."""
         self._online = set(self._grid.get_node_ids())
+        for known in (self._met, self._strange, self._troubled):
+            for node in known.keys() - self._online:
+                del known[node]
         for node in sorted(self._online - set(self._met) - set(self._strange) - set(self._asked.values())):
             message = self._push(node, HELLO, RecordDict(), lifetime=None)
             if message is not None:
                 self._asked[message] = node
 
-    def _introduce(self, node: int, message: Message) -> None:
-        if message.has_error():
+    def _introduce(self, node: int, message: Message | MessageError) -> None:
+        if isinstance(message, Message) and message.has_error():
             problem = f"node {node}: {_explain(message.error)}"
             if self._troubled.get(node) != problem:  # it is asked again and again, and need not be told of each time
                 _log.warning("%s", problem)
             self._troubled[node] = problem
             return
         try:
-            hello = decode_hello(message.content)
+            hello = _decoded(message, decode_hello)
             if hello.client >= len(self.sizes):
                 raise MessageError(f"client = {hello.client}, there are only {len(self.sizes)}")
             if hello.agreement != self._agreement:
@@ -190,26 +207,49 @@ class FlowerEngine:
         message = Message(content, dst_node_id=node, message_type=kind, ttl=lifetime)
         return next(iter(self._grid.push_messages([message])), None)
 
-    def _pull(self, waiting: Collection[str]) -> dict[str, Message]:
+    def _pull(self, waiting: Collection[str]) -> dict[str, Message | MessageError]:
         """What has come for these messages; introductions are taken in on the way."""
         replies = {}
-        wanted = [*waiting, *self._asked]
-        for message in self._grid.pull_messages(wanted) if wanted else ():
-            about = message.metadata.reply_to_message_id
+        for about, message in self._fetch([*waiting, *self._asked]):
             if about in self._asked:
                 self._introduce(self._asked.pop(about), message)
             elif about in waiting:
                 replies[about] = message
         return replies
 
+    def _fetch(self, wanted: Sequence[str]) -> Iterator[tuple[str, Message | MessageError]]:
+        """What has come, by the message that it answers.
 
-def _empty(order: Order, error: str, fault: Fault) -> Reply:
-    return Reply(order.kind, order.round, order.attempt, order.client, error=error, fault=fault)
+        One at a time, as what Flower cannot put together again would take with it all that is fetched with it.
+        """
+        if not self._one_by_one:
+            for message in self._grid.pull_messages(wanted) if wanted else ():
+                yield message.metadata.reply_to_message_id, message
+            return
+        for one in wanted:
+            try:
+                found: list[Message | MessageError] = list(self._grid.pull_messages([one]))
+            except _UNREADABLE as error:
+                found = [MessageError(f"Flower cannot read it: {type(error).__name__}: {error}")]
+            yield from ((one, message) for message in found)
+
+
+def _decoded(message: Message | MessageError, decode: Callable[[RecordDict], Read]) -> Read:
+    """What a message says. Whatever it does to the decoder, it is the message that is wrong."""
+    if isinstance(message, MessageError):
+        raise message
+    try:
+        return decode(message.content)
+    except MessageError:
+        raise
+    except Exception as error:
+        raise MessageError(f"cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _explain(error: Error) -> str:
     what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
-    detail = " ".join((error.reason or "").split())[:300]
+    reason = error.reason or ""
+    detail = printable(reason if len(reason) <= _LONGEST_REASON else f"…{reason[-_LONGEST_REASON:]}")
     return f"{what}: {detail}" if detail else what
 
 

@@ -65,6 +65,7 @@ class FlowerSimulation:
                 len(prepared.task.clients),
                 timeout=prepared.experiment.engine.timeout,
                 poll=0.02,
+                one_by_one=False,
                 check=self._check,
             )
             engine.wait_for(len(prepared.task.clients), _START)
