@@ -49,7 +49,7 @@ $(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt bench
 bench: $(BENCH_STAMP)  ## fedstrata and its peers on the same work, growth and overheads (BENCH="--data DIR …")
 	$(BENCH_BIN)/python -m benchmarks.run $(BENCH)
 
-bench-quick: $(BENCH_STAMP)  ## three workloads with all systems, in under ten minutes
+bench-quick: $(BENCH_STAMP)  ## three workloads on fedstrata, Flower, pfl and a plain loop, in under ten minutes
 	$(BENCH_BIN)/python -m benchmarks.run --quick $(BENCH)
 
 format: $(STAMP)  ## put the code into shape

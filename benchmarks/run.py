@@ -76,6 +76,8 @@ SYSTEMS = {
     ),
 }
 
+QUICK_SYSTEMS = ("fedstrata", "plain loop", "Flower", "pfl")
+
 COSINE, NORM, POINTS = 0.9, 0.1, 0.03
 """How well a peer must agree with fedstrata: the direction in which the weights moved and how far, and accuracy."""
 
@@ -244,18 +246,18 @@ def overheads(data: list[str]) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, and no growth or overheads")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)} on {', '.join(QUICK_SYSTEMS)}")
     parser.add_argument("--workloads", help="names, with commas between")
     parser.add_argument("--systems", help="names, with commas between")
-    parser.add_argument("--repetitions", type=int, help="turns of each system (default: 5, quick: 3)")
+    parser.add_argument("--repetitions", type=int, help="turns of each system (default: 5, quick: 2)")
     parser.add_argument("--parts", help=f"of {','.join(PARTS)}")
     parser.add_argument("--data", help="where the data sets are; default: FEDSTRATA_DATA")
     parser.add_argument("--out", type=Path, help="the JSON file")
     options = parser.parse_args()
     workloads = _chosen(options.workloads, QUICK if options.quick else WORKLOADS, WORKLOADS)
-    systems = _chosen(options.systems, SYSTEMS, SYSTEMS)
+    systems = _chosen(options.systems, QUICK_SYSTEMS if options.quick else SYSTEMS, SYSTEMS)
     parts = _chosen(options.parts, PARTS[:1] if options.quick else PARTS, PARTS)
-    repetitions = options.repetitions or (3 if options.quick else 5)
+    repetitions = options.repetitions or (2 if options.quick else 5)
     data = ["--data", options.data] if options.data else []
     now = datetime.now()
     results: dict[str, Any] = {

@@ -25,7 +25,7 @@ from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task
 from fedstrata.trainers.choice import choose
 from fedstrata.trainers.mlp import as_perceptron
-from fedstrata.trainers.motion import OnDisplacements, Springs
+from fedstrata.trainers.motion import OnDisplacements, Rows, Springs
 from fedstrata.trainers.stack import stack_size
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
@@ -307,8 +307,24 @@ def test_two_positions_move_as_position_and_velocity_do(c: float, momentum: floa
     position, velocity = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for step, gradient in enumerate(gradients):
         _, into = motion.buffers(step)
-        into[0].mul_(motion.keep).add_(gradient, alpha=motion.share)
+        into.numbers.mul_(motion.keep).add_(gradient, alpha=motion.share)
         motion.step(step, 1)
         velocity = momentum * velocity + gradient + c * position
         position = position - lr * velocity
     torch.testing.assert_close(motion.update(0, steps), position, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_rows_of_a_stack(active: int) -> None:
+    """What is done to the first clients' numbers in pieces is done to their flat vectors, and to nobody else's."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2))
+    layers = Layers.of(model)
+    start = layers.flatten(model)
+    rows = Rows(layers, start, 3)
+    for stretch in rows.stretches(active):
+        stretch.mul_(2)
+    for client in range(3):
+        torch.testing.assert_close(rows.flat(client), start * (2 if client < active else 1), rtol=0, atol=0)
+    for entry in rows.entries:
+        torch.testing.assert_close(rows.of(entry, active)[-1], 2 * dict(model.named_parameters())[entry.name].detach())
+        assert rows.stretch([entry], active).is_contiguous()

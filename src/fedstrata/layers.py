@@ -41,18 +41,21 @@ class Entry:
     units: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """This tensor's part of flat vectors [..., P], as [..., *shape]; it shares their memory.
+        """This tensor's part of flat vectors [..., P], as [..., *shape]; it shares their memory."""
+        return self.shaped(flat[..., self.start : self.stop])
+
+    def shaped(self, part: Tensor) -> Tensor:
+        """This tensor's numbers [..., numbers] as [..., *shape].
 
         The weights of convolutions lie channels last, the layout in which they are computed fastest on a CPU.
         """
-        part = flat[..., self.start : self.stop]
         if len(self.shape) != 4:
-            return part.view((*flat.shape[:-1], *self.shape))
+            return part.view((*part.shape[:-1], *self.shape))
         out, channels, height, width = self.shape
-        return part.view(*flat.shape[:-1], out, height, width, channels).movedim(-1, -3)
+        return part.view(*part.shape[:-1], out, height, width, channels).movedim(-1, -3)
 
     def flatten(self, tensor: Tensor) -> Tensor:
-        """The inverse: [..., *shape] as [..., numbers], in the order of the flat vector."""
+        """The inverse of `shaped`: [..., *shape] as [..., numbers], in the order of the flat vector."""
         if len(self.shape) == 4:
             tensor = tensor.movedim(-3, -1)
         return tensor.flatten(tensor.ndim - len(self.shape)) if self.shape else tensor.unsqueeze(-1)

@@ -3,8 +3,8 @@
 It works on displacements, D = W − A from the global weights A, where a spring pulls on them. What A itself does to the
 samples in the first and largest layer, x Aᵀ, is computed once for all of a round.
 
-A stack of S clients is a matrix of weights [S, P] and one of gradients, or of momentum, with which the new gradient is
-merged in the matrix product that computes it (V ← β V + dᵀ a). One client works on matrices, several on batches.
+Gradients, or momentum, are merged with the new gradient in the matrix product that computes it (V ← β V + dᵀ a). One
+client works on matrices, several on batches of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.layers import Entry, Layers
+from fedstrata.trainers.motion import Rows
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 class Pass:
-    """Forward and backward for the rows of a stack; the views are made once.
+    """Forward and backward for the first rows of a stack; the views are made once.
 
     With an `anchor`, the rows are displacements from it, and a step is given the anchor's part of the first layer.
     """
@@ -81,19 +82,21 @@ class Pass:
     def __init__(
         self,
         network: Perceptron,
-        rows: Tensor,
-        gradients: Tensor,
+        rows: Rows,
+        gradients: Rows,
+        active: int,
         keep: float,
         batch: int,
         anchor: Tensor | None = None,
     ) -> None:
-        self.single = len(rows) == 1
+        self.single, self.active = active == 1, active
         self.relu = [affine.relu for affine in network.chain]
         self.weights = [self._matrix(rows, affine.weight) for affine in network.chain]
         self.biases = [self._row(rows, affine.bias) for affine in network.chain]
         self.to_weights = [self._matrix(gradients, affine.weight) for affine in network.chain]
         self.to_biases = [self._row(gradients, affine.bias) for affine in network.chain]
-        self.keep, self.ones, self.nothing = keep, rows.new_ones(batch), rows.new_zeros(1)
+        self.keep, self.nothing = keep, rows.numbers.new_zeros(1)
+        self.ones = rows.numbers.new_ones(*(() if self.single else (active, 1)), batch)
         self.displaced: list[tuple[Tensor, Tensor, Tensor]] = []  # anchor, displacement, and where their sum goes
         if anchor is not None:
             for at, affine in enumerate(network.chain[1:], start=1):
@@ -107,14 +110,14 @@ class Pass:
         self.displaced.append((anchor, displacement, torch.empty_like(displacement)))
         return self.displaced[-1][2]
 
-    def _matrix(self, flat: Tensor, entry: Entry) -> Tensor:
-        view = entry.of(flat)
+    def _matrix(self, rows: Rows, entry: Entry) -> Tensor:
+        view = rows.of(entry, self.active)
         return view[0] if self.single else view
 
-    def _row(self, flat: Tensor, entry: Entry | None) -> Tensor | None:
+    def _row(self, rows: Rows, entry: Entry | None) -> Tensor | None:
         if entry is None:
             return None
-        view = entry.of(flat)
+        view = rows.of(entry, self.active)
         return view if self.single else view[:, None, :]
 
     def merge(
@@ -137,9 +140,8 @@ class Pass:
                 to_weight.addmm_(error.t(), values[at], beta=self.keep)
             else:
                 if to_bias is not None:
-                    torch.add(error.sum(1, keepdim=True), to_bias, alpha=self.keep, out=to_bias)
-                # Not `baddbmm_`: these rows of a larger matrix are not contiguous, and it would take them one by one.
-                torch.add(torch.bmm(error.transpose(1, 2), values[at]), to_weight, alpha=self.keep, out=to_weight)
+                    to_bias.baddbmm_(self.ones, error, beta=self.keep)
+                to_weight.baddbmm_(error.transpose(1, 2), values[at], beta=self.keep)
             error = self._back(error, values, at)
 
     def _forward(self, inputs: Tensor, outputs: Tensor, base: Tensor | None) -> list[Tensor]:

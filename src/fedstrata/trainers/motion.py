@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,38 @@ from fedstrata.messages import Order
 
 if TYPE_CHECKING:
     from fedstrata.client import Setup
+
+
+class Rows:
+    """S clients' weights, tensor after tensor: the first tensor of all clients, then the second, each as [S, …].
+
+    So every tensor is contiguous for the first few clients, too, as batched products want it.
+    """
+
+    def __init__(self, layers: Layers, start: Tensor, clients: int) -> None:
+        self.entries = [entry for layer in layers.layers for entry in layer.entries]
+        self.clients, self.numbers = clients, start.new_empty(clients * len(start))
+        for entry in self.entries:
+            self.of(entry, clients).copy_(entry.of(start))
+
+    def of(self, entry: Entry, active: int) -> Tensor:
+        """A tensor of the first clients, [active, …]."""
+        return entry.shaped(self.stretch([entry], active).view(active, -1))
+
+    def stretch(self, entries: Sequence[Entry], active: int) -> Tensor:
+        """The numbers of neighbouring tensors; of one tensor, if not all clients are active."""
+        first = self.clients * entries[0].start
+        return self.numbers[first : first + active * (entries[-1].stop - entries[0].start)]
+
+    def stretches(self, active: int) -> list[Tensor]:
+        """All numbers of the first clients, in as few pieces as possible."""
+        if active == self.clients:
+            return [self.numbers]
+        return [self.stretch([entry], active) for entry in self.entries]
+
+    def flat(self, row: int) -> Tensor:
+        """One client's weights."""
+        return torch.cat([entry.flatten(self.of(entry, self.clients)[row]) for entry in self.entries])
 
 
 class Springs:
@@ -73,7 +104,7 @@ class Motion(Protocol):
         """What this step's gradient is multiplied by."""
         ...
 
-    def buffers(self, step: int) -> tuple[Tensor, Tensor]:
+    def buffers(self, step: int) -> tuple[Rows, Rows]:
         """The rows before this step, and where its gradients are merged."""
         ...
 
@@ -99,51 +130,56 @@ class OnWeights:
     def __init__(self, setup: Setup, round: int, springs: Springs) -> None:
         training, start = setup.training, springs.anchor
         self.springs, self.start = springs, start
-        self.rows = start.expand(len(springs.orders), -1).clone()
-        self.gradients = torch.zeros_like(self.rows)
-        self.keep, self.lr, self.decay = training.momentum, training.learning_rate(round), training.weight_decay
-        self.adam = training.optimizer == "adam"
-        if self.adam:
-            self.first, self.second, self.count = torch.zeros_like(self.rows), torch.zeros_like(self.rows), 0
-        self.active: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def buffers(self, step: int) -> tuple[Tensor, Tensor]:
+        def rows(value: Tensor) -> Rows:
+            return Rows(setup.layers, value, len(springs.orders))
+
+        self.rows, self.gradients = rows(start), rows(torch.zeros_like(start))
+        self.keep, self.lr, self.decay = training.momentum, training.learning_rate(round), training.weight_decay
+        self.moments: tuple[Rows, ...] = ()
+        if training.optimizer == "adam":
+            self.moments = rows(torch.zeros_like(start)), rows(torch.zeros_like(start))
+        self.count = 0
+        self.active: dict[int, list[tuple[Tensor, ...]]] = {}
+
+    def buffers(self, step: int) -> tuple[Rows, Rows]:
         """Always the same ones."""
         return self.rows, self.gradients
 
     def refresh(self, step: int, which: Iterable[int]) -> None:
         """Compute some clients' stiffness."""
         for row in which:
-            self.springs.refresh(row, self.rows[row])
+            self.springs.refresh(row, self.rows.flat(row))
 
     def step(self, step: int, active: int) -> None:
         """Pull, and follow the gradients."""
         if active not in self.active:
-            self.active[active] = self.rows[:active], self.gradients[:active]
-        rows, gradients = self.active[active]
+            parts = (rows.stretches(active) for rows in (self.rows, self.gradients, *self.moments))
+            self.active[active] = list(zip(*parts, strict=True))
         if self.springs.stiffness:
-            self._pull(rows, gradients)
-        if self.decay:
-            gradients.add_(rows, alpha=self.decay)
-        if not self.adam:
-            rows.add_(gradients, alpha=-self.lr)
-            return
+            self._pull(active)
         self.count += 1
-        first, second = self.first[:active], self.second[:active]
-        first.lerp_(gradients, 1 - 0.9)
-        second.mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
-        scale = (second / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
-        rows.addcdiv_(first, scale, value=-self.lr / (1 - 0.9**self.count))
+        for weights, gradients, *moments in self.active[active]:
+            if self.decay:
+                gradients.add_(weights, alpha=self.decay)
+            if not moments:
+                weights.add_(gradients, alpha=-self.lr)
+                continue
+            first, second = moments
+            first.lerp_(gradients, 1 - 0.9)
+            second.mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
+            scale = (second / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
+            weights.addcdiv_(first, scale, value=-self.lr / (1 - 0.9**self.count))
 
-    def _pull(self, rows: Tensor, gradients: Tensor) -> None:
+    def _pull(self, active: int) -> None:
         for entry in self.springs.entries:
             if entry.name in self.springs.stiffness:
-                moved = entry.of(rows) - self.springs.anchors[entry.name]
-                entry.of(gradients).addcmul_(moved, self.springs.shaped(entry, len(rows)))
+                moved = self.rows.of(entry, active) - self.springs.anchors[entry.name]
+                self.gradients.of(entry, active).addcmul_(moved, self.springs.shaped(entry, active))
 
     def update(self, row: int, steps: int) -> Tensor:
         """How far a client has come."""
-        return self.rows[row] - self.start
+        return self.rows.flat(row) - self.start
 
 
 class OnDisplacements:
@@ -159,14 +195,15 @@ class OnDisplacements:
     def __init__(self, setup: Setup, round: int, springs: Springs) -> None:
         training = setup.training
         self.springs, self.anchor = springs, springs.anchor
-        self.positions = springs.anchor.new_zeros(2, len(springs.orders), len(springs.anchor))
+        nowhere = torch.zeros_like(springs.anchor)
+        self.positions = [Rows(setup.layers, nowhere, len(springs.orders)) for _ in range(2)]
         # Rounded so that 1 + β is a number of this type, too: (1 + β) − β must be 1, or there would be a spring.
         beta = float(springs.anchor.new_tensor(1 + training.momentum)) - 1
         self.lr, self.decay = training.learning_rate(round), training.weight_decay
         self.carry, self.keep, self.share = 1 + beta, -beta, -self.lr
         self.moves: dict[tuple[int, int], list[tuple[Tensor, Tensor, float | Tensor]]] = {}
 
-    def buffers(self, step: int) -> tuple[Tensor, Tensor]:
+    def buffers(self, step: int) -> tuple[Rows, Rows]:
         """D, and the place of D⁻."""
         return self.positions[step % 2], self.positions[1 - step % 2]
 
@@ -174,7 +211,7 @@ class OnDisplacements:
         """Compute some clients' stiffness."""
         self.moves.clear()
         for row in which:
-            self.springs.refresh(row, self.anchor + self.positions[step % 2, row])
+            self.springs.refresh(row, self.anchor + self.positions[step % 2].flat(row))
 
     def step(self, step: int, active: int) -> None:
         """D⁺, of which the gradients' place has −β D⁻ − ηg already."""
@@ -187,23 +224,31 @@ class OnDisplacements:
             else:
                 new.addcmul_(now, factor)
         if self.decay:
-            self.positions[1 - step % 2, :active].add_(self.anchor, alpha=-self.lr * self.decay)
+            for entry in self.springs.entries:
+                new = self.positions[1 - step % 2].of(entry, active)
+                new.add_(self.springs.anchors[entry.name], alpha=-self.lr * self.decay)
 
     def _moves(self, step: int, active: int) -> list[tuple[Tensor, Tensor, float | Tensor]]:
         """D⁺, D and 1 + β − ηc: for each tensor, or for neighbours together whose stiffness is the same number."""
-        now, new = (rows[:active] for rows in self.buffers(step))
+        now, new = self.buffers(step)
         moves: list[tuple[Tensor, Tensor, float | Tensor]] = []
-        for c, group in groupby(self.springs.entries, key=lambda entry: self.springs.number(entry, active)):
+
+        def stiffness(entry: Entry) -> float | str:
+            c = self.springs.number(entry, active)
+            return entry.name if c is None or active < new.clients else c
+
+        for _, group in groupby(self.springs.entries, key=stiffness):
             entries = list(group)
+            c = self.springs.number(entries[0], active)
             if c is not None:
-                stretch = np.s_[:, entries[0].start : entries[-1].stop]
-                moves.append((new[stretch], now[stretch], self.carry - self.lr * (c + self.decay)))
-                continue
-            for entry in entries:
-                factor = self.carry - self.lr * (self.springs.shaped(entry, active) + self.decay)
-                moves.append((entry.of(new), entry.of(now), factor))
+                here, there = (rows.stretch(entries, active) for rows in (now, new))
+                moves.append((there, here, self.carry - self.lr * (c + self.decay)))
+            else:
+                here, there = (rows.of(entries[0], active) for rows in (now, new))
+                factor = self.carry - self.lr * (self.springs.shaped(entries[0], active) + self.decay)
+                moves.append((there, here, factor))
         return moves
 
     def update(self, row: int, steps: int) -> Tensor:
         """D after that many steps."""
-        return self.positions[steps % 2, row]
+        return self.positions[steps % 2].flat(row)

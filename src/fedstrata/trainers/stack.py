@@ -1,4 +1,4 @@
-"""The trainer `stack`: several clients in one batched computation, their weights as the rows of one matrix [S, P].
+"""The trainer `stack`: several clients in one batched computation, their weights laid out together.
 
 Clients may have different numbers of steps: they are sorted by it, so that those still training are always the first
 rows. How a step finds its gradients depends on the model: plain perceptrons have a kernel of their own, all others go
@@ -162,7 +162,7 @@ class _PerceptronGradients:
     def __init__(self, network: Perceptron, members: list[_Member], motion: Motion) -> None:
         self.network, self.members, self.motion = network, members, motion
         anchor = motion.anchor
-        self.dtype = motion.buffers(0)[0].dtype
+        self.dtype = motion.buffers(0)[0].numbers.dtype
         self.inputs, targets, owned = _in_one_place([member.data for member in members], copied=anchor is not None)
         width = max(member.plan.positions.shape[1] for member in members)
         rows = np.zeros((len(members[0].plan), len(members), width), dtype=np.int64)
@@ -198,8 +198,8 @@ class _PerceptronGradients:
         """The rows and where their gradients go are the same in every second step, if not in all."""
         key = (step % 2, active)
         if key not in self.passes:
-            rows, into = (buffer[:active] for buffer in self.motion.buffers(step))
-            self.passes[key] = Pass(self.network, rows, into, self.motion.keep, self.rows.shape[2], self.motion.anchor)
+            motion, batch = self.motion, self.rows.shape[2]
+            self.passes[key] = Pass(self.network, *motion.buffers(step), active, motion.keep, batch, motion.anchor)
         return self.passes[key]
 
     def close(self) -> None:
@@ -277,12 +277,12 @@ class _FunctionalGradients:
             rows = [row for row, _ in group]
             parts = [self.setup.to_device(self.members[row].data.batch(indices)) for row, indices in group]
             inputs, targets = (torch.stack([part[i] for part in parts]) for i in (0, 1))
-            chosen = weights[rows]
-            parameters = {entry.name: entry.of(chosen) for layer in self.setup.layers.layers for entry in layer.entries}
+            parameters = {entry.name: weights.of(entry, active)[rows] for entry in weights.entries}
             gradients, values = self.compute(parameters, inputs, targets)
-            entries = (entry for layer in self.setup.layers.layers for entry in layer.entries)
-            flat = torch.cat([entry.flatten(gradients[entry.name]) for entry in entries], dim=1)
-            into[rows] = into[rows].mul_(self.motion.keep).add_(flat, alpha=self.motion.share)
+            for entry in into.entries:
+                place = into.of(entry, active)
+                merged = place[rows].mul_(self.motion.keep).add_(gradients[entry.name], alpha=self.motion.share)
+                place[rows] = merged
             self.losses[rows] += values.double() * length
 
     def close(self) -> None:
