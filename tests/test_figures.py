@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from matplotlib.colors import LogNorm
 from test_reproductions import ROOT, SMALL, small
 
 from fedstrata.compare import run_cell
@@ -277,6 +278,9 @@ def test_heat_maps_are_the_recorded_figures(recorded: Run) -> None:
     for (name, layer), image in zip(names, images, strict=True):
         drawn = image.get_array()
         assert drawn.shape == (5, 3)
+        ends = np.nanmin(maps.maps[name]), np.nanmax(maps.maps[name])  # one scale for all layers
+        assert (image.norm.vmin, image.norm.vmax) == ends
+        assert isinstance(image.norm, LogNorm) == (name != "angle" and ends[1] > 10 * ends[0])
         for at in range(3):
             found = recorded.figures(at + 1)
             factor = {"angle": 180 / math.pi, "weight": 100, "divergence": 1}[name]

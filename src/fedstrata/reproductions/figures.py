@@ -422,7 +422,7 @@ def _draw_curves(ax: Axes, panel: Panel, picture: Picture) -> None:
         colour, _, marker = look[reference.arm] if reference.arm else (_GREY, "-", "o")
         if reference.x is None:
             ax.axhline(reference.y, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
-            _note(ax, reference.text, reference.y, below=reference.arm is not None)
+            _note(ax, reference.text, reference.y, left=reference.arm is not None)
         else:
             hollow: dict[str, Any] = {
                 "markerfacecolor": "white",
@@ -443,16 +443,12 @@ def _make_logarithmic(ax: Axes, which: Literal["x", "y"]) -> None:
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def _note(ax: Axes, text: str, y: float, below: bool = False) -> None:
-    """A word on a horizontal line: above its right end, or below its left end."""
+def _note(ax: Axes, text: str, y: float, left: bool = False) -> None:
+    """A word above an end of a horizontal line."""
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    place: dict[str, Any] = {
-        "xycoords": ("axes fraction", "data"),
-        "xytext": (0, -2 if below else 2),
-        "textcoords": "offset points",
-    }
-    align: dict[str, Any] = {"ha": "left", "va": "top"} if below else {"ha": "right", "va": "bottom"}
-    ax.annotate(text, (0.01 if below else 1.0, y), fontsize=6.5, color="#333333", bbox=box, **align, **place)
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "textcoords": "offset points"}
+    x, align = (0.01, "left") if left else (1.0, "right")
+    ax.annotate(text, (x, y), ha=align, va="bottom", fontsize=6.5, color="#333333", bbox=box, **place)
 
 
 def _draw_clients(ax: Axes, panel: Panel, picture: Picture) -> None:
@@ -588,7 +584,7 @@ def draw_layers(maps: LayerMaps) -> Figure:
         first = 1 if maps.ranked else 0
         colours = library.colormaps["cividis"].with_extremes(bad=_NOTHING)
         for row, (name, values) in zip(axes, maps.maps.items(), strict=True):
-            scale = _scale(values)
+            scale = _scale(values, linear=name == "angle")
             for layer, ax in enumerate(row):
                 image = ax.imshow(
                     values[layer],
@@ -604,7 +600,9 @@ def draw_layers(maps: LayerMaps) -> Figure:
             row[0].yaxis.set_major_locator(library.ticker.MaxNLocator(integer=True))
             if maps.ticks:
                 row[0].set_yticks(range(len(maps.ticks)), maps.ticks, fontsize=6.5)
-            figure.colorbar(image, ax=list(row), label=QUANTITIES[name][0], pad=0.01, format="{x:g}")
+            ticks = library.ticker.LogLocator(subs=(1, 2, 5)) if isinstance(scale, library.colors.LogNorm) else None
+            bar = figure.colorbar(image, ax=list(row), label=QUANTITIES[name][0], pad=0.01, format="{x:g}", ticks=ticks)
+            bar.minorticks_off()
         for title, ax in zip(maps.layers, axes[0], strict=True):
             ax.set_title(title)
         for ax in axes[-1]:
@@ -612,12 +610,12 @@ def draw_layers(maps: LayerMaps) -> Figure:
     return figure
 
 
-def _scale(values: np.ndarray) -> Any:
-    """Logarithmic where values span more than two powers of ten."""
+def _scale(values: np.ndarray, linear: bool) -> Any:
+    """Logarithmic where values span more than a power of ten and are no angles."""
     colors = _library().colors
     finite = values[np.isfinite(values)]
     low, high = float(finite.min()), float(finite.max())
-    return (colors.LogNorm if low > 0 and high / low > 100 else colors.Normalize)(low, high)
+    return (colors.Normalize if linear or low <= 0 or high <= 10 * low else colors.LogNorm)(low, high)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
