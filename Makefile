@@ -33,8 +33,8 @@ check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-page: $(STAMP)  ## docs/reproductions.md, from the studies and results/
-	$(BIN)/fedstrata reproduce --page docs/reproductions.md
+page: $(STAMP)  ## docs/reproductions.md and its pictures, from the studies and results/
+	$(BIN)/fedstrata reproduce --page docs/reproductions.md --figures docs/figures
 
 BENCH_BIN := benchmarks/.venv/bin
 BENCH_STAMP := benchmarks/.venv/installed

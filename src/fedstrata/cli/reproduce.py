@@ -34,6 +34,10 @@ def reproduce_command(
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Write the page of all stored results; runs nothing.")
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Draw what is stored, of one study or of all; runs nothing."),
+    ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; the study's own if not given.")] = None,
     cells: Annotated[str | None, typer.Option("--cells", help="Only these, with commas between.")] = None,
     out: Annotated[
@@ -53,18 +57,26 @@ def reproduce_command(
 
     fedstrata reproduce fedadp-table1-mnist --seeds 0..2
 
+    fedstrata reproduce adaptive-mu --figures figures
+
     Interrupted, the same command goes on where it was.
     """
     console = Console()
     if list_all:
         console.print(_overview(results))
         return
+    if name is None and figures is not None:
+        from fedstrata.reproductions.study import load_study, studies
+
+        for known in studies():
+            _draw(console, load_study(known), results, figures, Path("reproductions") / known)
     if page is not None:
         from fedstrata.reproductions.page import build
 
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(build(results), encoding="utf-8")
+        page.write_text(build(results, page.parent / "figures"), encoding="utf-8")
         console.print(f"written: {page}", highlight=False, soft_wrap=True)
+    if page is not None or (name is None and figures is not None):
         return
     if name is None:
         raise UserError("NAME is missing: a study from `fedstrata reproduce --list`")
@@ -74,6 +86,11 @@ def reproduce_command(
     study = _only(whole.quickened() if quick else whole, cells)
     if show:
         _show(console, study, results)
+        return
+    if figures is not None:
+        folder = out or Path("reproductions") / study.name
+        if not _draw(console, study, results, figures, folder, every_layer=cells is not None):
+            raise UserError(f"{results / study.name}: nothing is stored of this study")
         return
     chosen = parse_seeds(seeds) if seeds is not None else list(range(study.seeds))
     folder = out or Path("reproductions") / study.name
@@ -164,6 +181,18 @@ def _show(console: Console, study: Study, results: Path) -> None:
         _print(console, claims_table(found))
     for note in (*found.sources, *found.notes):
         console.print(note, highlight=False, soft_wrap=True)
+
+
+def _draw(
+    console: Console, study: Study, results: Path, figures: Path, runs: Path, every_layer: bool = False
+) -> list[Path]:
+    from fedstrata.reproductions.figures import write_all
+    from fedstrata.reproductions.results import Results
+
+    written = write_all(Results.stored(study, results), figures, runs, every_layer)
+    for path in written:
+        console.print(f"written: {path}, .svg and .pdf", highlight=False, soft_wrap=True)
+    return written
 
 
 def _print(console: Console, table: TextTable) -> None:

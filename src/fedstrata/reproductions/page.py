@@ -1,6 +1,6 @@
 """docs/reproductions.md, from the studies and the stored results: no figure on it is typed by hand.
 
-python -m fedstrata reproduce --page docs/reproductions.md
+python -m fedstrata reproduce --page docs/reproductions.md --figures docs/figures
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _INTRODUCTION = """\
 # Reproductions
 
 Every claim of the five papers that says something measurable, beside what we measured. The page is made by
-`fedstrata reproduce --page docs/reproductions.md` from the studies in `src/fedstrata/studies/` and the results in
-`results/`; a test fails when they do not agree. `fedstrata reproduce NAME` runs a study again.
+`make page` from the studies in `src/fedstrata/studies/` and the results in `results/`; a test fails when they do not
+agree. `fedstrata reproduce NAME` runs a study again.
 
 All arms of a seed share partition, initial weights, client samples and batches, so that they are compared seed by seed.
 Below five seeds every seed's value is shown; from five on the median and a 95 % bootstrap interval of it. A target that
@@ -30,8 +30,8 @@ are stored. “5 of 10 seeds” says that a study was planned with ten and five 
 """
 
 
-def build(results: Path) -> str:
-    """The whole page."""
+def build(results: Path, figures: Path) -> str:
+    """The whole page; it shows the pictures that are in `figures`, a folder beside it."""
     known = [load_study(name) for name in studies()]
     papers = sorted({study.paper for study in known}, key=_order)
     known.sort(key=lambda study: (papers.index(study.paper), study.name))
@@ -39,7 +39,7 @@ def build(results: Path) -> str:
     parts = [_INTRODUCTION, "## All claims\n", _markdown(_all_claims(found))]
     for paper in papers:
         parts.append(f"## {paper}\n")
-        parts += [_section(one) for one in found if one.study.paper == paper]
+        parts += [_section(one, figures) for one in found if one.study.paper == paper]
     machines = made_on(known, results)
     if machines:
         parts.append("## Made with\n\n" + "\n".join(f"- {machine}" for machine in machines) + "\n")
@@ -86,7 +86,7 @@ def _anchor(study: Study) -> str:
     return study.name.replace(".", "")
 
 
-def _section(results: Results) -> str:
+def _section(results: Results, figures: Path) -> str:
     study = results.study
     lines = [f"### {study.name}\n", f"{study.title}: {study.shows}.\n"]
     if study.reduced:
@@ -97,6 +97,9 @@ def _section(results: Results) -> str:
     if not any(results.all_seeds()):
         lines.append("No results are stored.\n")
         return "\n".join(lines)
+    for plot in study.plots:
+        if (figures / study.name / f"{plot.name}.png").exists():
+            lines.append(f"![{study.name}: {plot.name}]({figures.name}/{study.name}/{plot.name}.png)\n")
     lines += [f"{table.title}\n\n{_markdown(table)}" for table in measured_tables(results)]
     for claim in study.claims:
         ruling = check(claim, results)

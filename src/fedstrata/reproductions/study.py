@@ -5,6 +5,7 @@
     [[cells]]               the table's cells or the figure's panels: settings, and what the paper reports there
     [measures]              the numbers taken from each run
     [[claims]]              what the paper says of these numbers, in a form that can be checked
+    [[plots]]               the pictures: curves of series, dots of measures, heat maps of layers
     [quick]                 what is cut for a first impression
 
 Every arm runs in every cell with every seed.
@@ -113,6 +114,36 @@ class Claim(BaseModel):
         return self
 
 
+class Place(BaseModel):
+    """A run of the study, whichever seed."""
+
+    model_config = _STRICT
+
+    cell: str
+    arm: str
+
+
+class Plot(BaseModel):
+    """A picture with a panel for each cell: curves of a series, unless it is given what else to draw."""
+
+    model_config = _STRICT
+
+    name: str = Field(pattern=_NAME, description="of its file")
+    cells: list[str] | None = Field(None, description="all of them if not given")
+    series: str | list[str] = Field("test.accuracy", description="or several, a row of panels for each")
+    against: str = Field("round", description="round, upload (so far), or another series")
+    logarithmic: list[str] = Field(default_factory=list, description="the series whose axes are")
+    measure: str | None = Field(None, description="dots: this measure of every arm")
+    rounds: list[int] = Field(default_factory=list, description="every client's value in these rounds, arms as panels")
+    clients: list[str] = Field(default_factory=list, description="of rounds: what each client is called")
+    layers: Place | None = Field(None, description="heat maps of one run's layers, rounds × clients")
+
+    @property
+    def names(self) -> list[str]:
+        """The series it shows."""
+        return [self.series] if isinstance(self.series, str) else self.series
+
+
 class Quick(BaseModel):
     """What a first impression leaves out."""
 
@@ -146,6 +177,7 @@ class Study(BaseModel):
     cells: list[StudyCell] = Field(min_length=1)
     measures: dict[str, Measure] = Field(min_length=1)
     claims: list[Claim] = Field(default_factory=list)
+    plots: list[Plot] = Field(default_factory=lambda: [Plot(name="accuracy")])
     quick: Quick
 
     @field_validator("arms", mode="before")
@@ -167,6 +199,14 @@ class Study(BaseModel):
             self._known(f"cells.{cell.name}.reported", cell.reported, self.measures)
             for values in cell.reported.values():
                 self._known(f"cells.{cell.name}.reported", values, self.arms)
+        for plot in self.plots:
+            self._known(f"plots.{plot.name}.cells", plot.cells or [], names)
+            self._known(f"plots.{plot.name}.measure", filter(None, [plot.measure]), self.measures)
+            if plot.layers:
+                self._known(f"plots.{plot.name}.layers.cell", [plot.layers.cell], names)
+                self._known(f"plots.{plot.name}.layers.arm", [plot.layers.arm], self.arms)
+        plots = [plot.name for plot in self.plots]
+        require(len(set(plots)) == len(plots), "plots", plots, "two have the same name")
         self._known("quick.cells", self.quick.cells or [], names)
         self._known("quick.arms", self.quick.arms or [], self.arms)
         return self
@@ -195,7 +235,7 @@ class Study(BaseModel):
         settings = {
             "name": self.name,
             "description": f"{self.title}: {cell.title}, {arm}",
-            "record.layers": bool(self.figures),
+            "record.layers": bool(self.figures) or seed == 0,  # one seed's layers are enough for pictures
             "record.checkpoint_every": CHECKPOINT_EVERY,
             **self.settings,
             **cell.settings,
