@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
@@ -92,9 +93,7 @@ class FlowerSimulation:
         self._over.set()
         self._thread.join(_STOP)
         if self._thread.is_alive():  # Flower waits for a client that still works; its reply is of no more use
-            import ray
-
-            ray.shutdown()
+            _kill_actors()
             self._thread.join(_STOP)
 
     def _run(self, folder: Path) -> None:
@@ -128,6 +127,19 @@ class FlowerSimulation:
             )
         except BaseException as error:
             self._problem = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())
+
+
+def _kill_actors() -> None:
+    """Whoever waits for one of them is told then; after `ray.shutdown` he would wait for ever, and our exit for him."""
+    below = [os.getpid()]
+    for process in below:
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):
+                below += map(int, children.read_text().split())
+    for process in below[1:]:
+        with suppress(OSError):
+            if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"ray::"):
+                os.kill(process, signal.SIGKILL)
 
 
 def _variables(folder: Path, recipe: Path, data: Path | None) -> dict[str, str]:
