@@ -7,6 +7,7 @@ import copy
 import functools
 import io
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -111,6 +112,11 @@ def process_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
 
 
+def default_sigint() -> None:
+    """A shell that starts pytest in the background has its children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def spawn(tmp_path: Path) -> Any:
     """Start `python -m fedstrata …`; whatever still runs at the end of the test is ended."""
@@ -124,6 +130,7 @@ def spawn(tmp_path: Path) -> Any:
             text=True,
             cwd=tmp_path,
             env=process_environment(),
+            preexec_fn=default_sigint,
             **options,
         )
         started.append(process)

@@ -410,17 +410,11 @@ def many(tiny: Any, tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
-def default_sigint() -> None:
-    """A shell that starts pytest in the background has its children ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def test_the_real_command_interrupted_killed_and_resumed(
     many: Path, recipe: Any, spawn: Any, cli: Any, tmp_path: Path, same_run: Any
 ) -> None:
     path = tmp_path / "out"
-    options = {"start_new_session": True, "preexec_fn": default_sigint}
-    process = spawn("run", recipe(MANY), "--out", path, "--workers", "2", **options)
+    process = spawn("run", recipe(MANY), "--out", path, "--workers", "2", start_new_session=True)
     wait_for_rounds(path, process, 2)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
@@ -431,7 +425,7 @@ def test_the_real_command_interrupted_killed_and_resumed(
     assert err == ""
     assert_no_orphans(process.pid)
 
-    process = spawn("run", "--resume", path, **options)
+    process = spawn("run", "--resume", path, start_new_session=True)
     wait_for_rounds(path, process, done + 2)
     locked = cli("run", "--resume", path)
     assert locked.code == 2
