@@ -31,39 +31,40 @@ def _save(figure: Any, stem: Path) -> None:
 
 
 def _systems(results: dict[str, Any]) -> Any:
-    """Bars in groups, one group per workload; a number above a bar is its ratio to fedstrata's."""
-    workloads = results["workloads"]
-    systems = page.system_names(results)
-    width = 0.84 / len(systems)
-    figure, axes = plt.subplots(figsize=(2.0 + 1.9 * len(workloads), 5))
-    for at, system in enumerate(systems):
-        for group, workload in enumerate(workloads.values()):
-            median = page.median_seconds(workload, system)
+    """A panel for each workload, a bar for each system; behind it seconds, and how many times fedstrata's."""
+    workloads, systems = results["workloads"], page.system_names(results)
+    columns = min(3, len(workloads))
+    rows = -(-len(workloads) // columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(4.2 * columns, (0.9 + 0.28 * len(systems)) * rows + 0.3), sharey=True, squeeze=False
+    )
+    for axes in panels.flat[len(workloads) :]:
+        axes.remove()
+    for axes, (name, workload) in zip(panels.flat, workloads.items(), strict=False):
+        for at, system in enumerate(systems):
+            median, ratio = page.median_seconds(workload, system), page.ratio(workload, system)
             if median is None:
+                axes.annotate("did not run", (0, at), (4, 0), textcoords="offset points", va="center", fontsize=9)
                 continue
-            x = group + (at - (len(systems) - 1) / 2) * width
-            label = system if group == 0 else None
-            axes.bar(x, median, width * 0.94, color=COLOURS[at % len(COLOURS)], label=label)
-            ratio = page.ratio(workload, system)
-            if system != "fedstrata" and ratio is not None:
-                axes.annotate(f"{ratio:.1f}×", (x, median), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
-    axes.margins(y=0.12)
-    axes.set_xticks(range(len(workloads)), list(workloads))
-    axes.set_ylabel("seconds per round (log scale)")
-    axes.set_title("One round of the same work; above the bars: times fedstrata's", fontsize=11)
-    axes.legend(ncols=len(systems), loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+            axes.barh(at, median, 0.72, color=COLOURS[at % len(COLOURS)])
+            text = f"{page.number(median)} s" + (f"  ({ratio:.1f}×)" if ratio and system != "fedstrata" else "")
+            axes.annotate(text, (median, at), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.set_title(name, fontsize=11)
+        axes.set_yticks(range(len(systems)), systems)
+        axes.tick_params(axis="y", length=0)
+        axes.margins(x=0.42)
+        axes.locator_params(axis="x", nbins=4)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].invert_yaxis()
+    figure.supxlabel("seconds per round; in brackets: times fedstrata's", fontsize=11)
+    figure.tight_layout()
     return figure
 
 
 def _growth(growth: dict[str, Any]) -> Any:
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2))
-    titles = {"cohort": "clients per round", "clients": "existing clients", "parameters": "parameters"}
+    panels[0].sharey(panels[1])
+    titles = {"cohort": "clients per round", "clients": "existing clients, 10 per round", "parameters": "parameters"}
     for axes, (axis, title) in zip(panels, titles.items(), strict=True):
         points = [point for point in growth.get(axis, []) if "error" not in point]
         x = [point["point"] for point in points]
@@ -74,13 +75,16 @@ def _growth(growth: dict[str, Any]) -> Any:
             axes.legend(frameon=False)
         else:
             axes.plot(x, [point["median"] for point in points], "o-", color=COLOURS[0])
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        for which, scale in (("x", axes.xaxis), ("y", axes.yaxis)):
+            axes.set(**{f"{which}scale": "log"})
+            if (axis, which) != ("parameters", "x"):  # where powers of ten are shorter
+                scale.set_major_formatter("{x:,.10g}")
+            scale.set_minor_formatter("")
         axes.set_xlabel(title)
         axes.set_ylabel("seconds per round" if axis != "parameters" else "seconds on the server per round")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[1].set_ylim(bottom=min([panels[1].get_ylim()[0], 1e-3]))
+    panels[1].set_ylim(0.001, 1)
     figure.tight_layout()
     return figure
 

@@ -78,9 +78,6 @@ SYSTEMS = {
 
 QUICK_SYSTEMS = ("fedstrata", "plain loop", "Flower", "pfl")
 
-COSINE, NORM, POINTS = 0.9, 0.1, 0.03
-"""How well a peer must agree with fedstrata: the direction in which the weights moved and how far, and accuracy."""
-
 
 def turn(command: list[str], weights: str) -> dict[str, Any]:
     """One process from start to end: seconds to the first round's end, seconds of each round, accuracy."""
@@ -133,26 +130,6 @@ def similarity(moved: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     return {"cosine": float(moved @ reference) / (lengths[0] * lengths[1]), "length": lengths[0] / lengths[1]}
 
 
-def disagreements(systems: dict[str, Any]) -> list[str]:
-    """Which systems did not do the same work as fedstrata, and why."""
-    good = {name: s for name, s in systems.items() if "error" not in s}
-    accuracies = {name: [one["accuracy"] for one in s["turns"]] for name, s in good.items()}
-    spread = max((max(values) - min(values) for values in accuracies.values()), default=0.0)
-    allowed = max(POINTS, spread)  # with two classes per client, the order of batches alone moves accuracy this far
-    # How much the order of batches alone changes the weights: the plain loop against itself with another seed.
-    noise = good.get("plain loop", {}).get("self_similarity", {"cosine": 1.0, "length": 1.0})
-    cosine, norm = min(COSINE, noise["cosine"] - 0.1), max(NORM, 2 * abs(noise["length"] - 1))
-    found = []
-    for name, system in good.items():
-        off = statistics.median(accuracies[name]) - statistics.median(accuracies.get("fedstrata", accuracies[name]))
-        if abs(off) > allowed:
-            found.append(f"{name}: accuracy differs by {off:+.3f} (allowed: {allowed:.3f})")
-        like = system.get("similarity")
-        if like and (like["cosine"] < cosine or abs(like["length"] - 1) > norm):
-            found.append(f"{name}: weights moved with cosine {like['cosine']:.3f}, length {like['length']:.3f}")
-    return found
-
-
 def compare(name: str, systems: Iterable[str], repetitions: int, options: argparse.Namespace) -> dict[str, Any]:
     """All systems on one workload, in turns."""
     workload = WORKLOADS[name]
@@ -190,13 +167,13 @@ def compare(name: str, systems: Iterable[str], repetitions: int, options: argpar
         if "fedstrata" in moved:
             found[label]["similarity"] = similarity(vector, moved["fedstrata"])
     return {
+        "made": datetime.now().isoformat(timespec="seconds"),
         "description": workload.description,
         "rounds": rounds,
         "warm_up": WARM_UP,
         "parameters": int(sum(p.numel() for p in work.model().parameters())),
         "flops_per_round": measure.flops_per_round(work, work.cohorts[WARM_UP:]),
         "systems": found,
-        "disagreements": disagreements(found),
     }
 
 
@@ -253,6 +230,8 @@ def main() -> None:
     parser.add_argument("--parts", help=f"of {','.join(PARTS)}")
     parser.add_argument("--data", help="where the data sets are; default: FEDSTRATA_DATA")
     parser.add_argument("--out", type=Path, help="the JSON file")
+    parser.add_argument("--update", type=Path, help="a stored result, in which what is measured now replaces what was")
+    parser.add_argument("--note", help="what a reader of the results should know")
     options = parser.parse_args()
     workloads = _chosen(options.workloads, QUICK if options.quick else WORKLOADS, WORKLOADS)
     systems = _chosen(options.systems, QUICK_SYSTEMS if options.quick else SYSTEMS, SYSTEMS)
@@ -270,7 +249,11 @@ def main() -> None:
         "workloads": {},
     }
     stem = f"{now:%Y-%m-%d}-{measure.slug(results['machine']['cpu'])}{'-quick' if options.quick else ''}"
-    out = options.out or RESULTS / f"{stem}.json"
+    out = options.update or options.out or RESULTS / f"{stem}.json"
+    if options.update:
+        results = json.loads(out.read_text(encoding="utf-8"))
+    if options.note:
+        results["note"] = options.note
     out.parent.mkdir(parents=True, exist_ok=True)
 
     def store() -> None:
@@ -285,14 +268,14 @@ def main() -> None:
     for name in workloads if "compare" in parts else ():
         results["workloads"][name] = compare(name, systems, repetitions, options)
         store()
-    results["minutes"] = round((datetime.now() - now).total_seconds() / 60, 1)
+    results["minutes"] = round(results.get("minutes", 0) + (datetime.now() - now).total_seconds() / 60, 1)
     store()
     print("\n" + page.tables(results))
     from benchmarks import figure
 
     figure.draw(results, out)
     print(f"\n{out}; `python -m benchmarks.page` makes docs/performance.md of it")
-    if any(workload["disagreements"] for workload in results["workloads"].values()):
+    if any(page.disagreements(workload["systems"]) for workload in results["workloads"].values()):
         sys.exit("some systems did not do the same work; see above")
 
 

@@ -35,7 +35,6 @@ def results():
         "parameters": 7850,
         "flops_per_round": 1.1e9,
         "systems": systems,
-        "disagreements": [],
     }
     point = {"point": 10, "median": 0.1, "load": 1.0, "memory_mb": 500, "worker_memory_mb": 400}
     steps = {"check": 0.004, "angles": 0.006, "aggregate": 0.005, "read": 0.003}
@@ -87,6 +86,13 @@ def test_the_page_is_made_of_the_newest_full_result(tmp_path, results):
         page.newest(tmp_path / "nothing")
 
 
+def test_the_page_is_that_of_the_stored_results():
+    stored = page.newest()
+    results, template = json.loads(stored.read_text(encoding="utf-8")), (page.HERE / "page.md.in")
+    built = page.build(results, template.read_text(encoding="utf-8"), stored.stem)
+    assert page.PAGE.read_text(encoding="utf-8") == built, "run `python -m benchmarks.page`"
+
+
 def test_flops_are_counted_forward_and_backward():
     inputs, targets = torch.randn(20, 1, 28, 28), torch.zeros(20, dtype=torch.long)
     # A product of the forward pass has one for the weights in the backward pass, and one for the inputs but in layer 1.
@@ -108,7 +114,7 @@ def test_other_work_is_noticed():
         "a": {"turns": [turn([1.0], 0.82)], "similarity": like},
         "b": {"turns": [turn([1.0], 0.70)], "similarity": half},
     }
-    assert [text.split(":")[0] for text in run.disagreements(systems)] == ["b", "b"]
+    assert [text.split(":")[0] for text in page.disagreements(systems)] == ["b", "b"]
 
 
 def test_noise_of_the_batches_widens_what_is_allowed():
@@ -117,9 +123,21 @@ def test_noise_of_the_batches_widens_what_is_allowed():
         "fedstrata": {"turns": [turn([1.0])], "similarity": {"cosine": 1.0, "length": 1.0}},
         "plain loop": {"turns": [turn([1.0])], "similarity": like},
     }
-    assert len(run.disagreements(systems)) == 1
+    assert len(page.disagreements(systems)) == 1
     systems["plain loop"]["self_similarity"] = {"cosine": 0.68, "length": 0.97}
-    assert run.disagreements(systems) == []
+    assert page.disagreements(systems) == []
+
+
+def test_noise_of_the_accuracy_is_that_of_the_peers_turns():
+    """Six turns with the deviation 0.02: five degrees of freedom, so three deviations are 5.2 to 5.5 (Student)."""
+    off = 0.02 * (5 / 6) ** 0.5
+    loop = [turn([1.0], 0.50 + sign * off) for sign in (1, -1) * 3]
+    systems = {"fedstrata": {"turns": [turn([1.0], 0.40)]}, "plain loop": {"turns": loop}}
+    assert page.disagreements(systems) == []
+    systems["fedstrata"] = {"turns": [turn([1.0], 0.38)]}
+    (problem,) = page.disagreements(systems)
+    allowed = float(problem.removeprefix("plain loop: accuracy differs by +0.120 (allowed: ").removesuffix(")"))
+    assert allowed == pytest.approx(5.507 * 0.02 * (7 / 6) ** 0.5, rel=0.06)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -69,6 +70,17 @@ class Clock(TrainingProcessCallback):
         return False, Metrics()
 
 
+class Shuffled(PyTorchTensorDataset):
+    """Another order in each epoch, as everybody else has; pfl by itself goes through a user's data in a fixed one."""
+
+    def iter(self, batch_size: int | None) -> Iterator[list[torch.Tensor]]:
+        """One epoch."""
+        order = torch.randperm(len(self))
+        shuffled = [tensor[order] for tensor in self.raw_data]
+        for start in range(0, len(order), batch_size or len(order)):
+            yield [tensor[start : start + (batch_size or len(order))] for tensor in shuffled]
+
+
 def main() -> None:
     """Run the workload."""
     options = arguments("--threads")
@@ -77,15 +89,10 @@ def main() -> None:
     work = Work.load(options.workload, options.rounds, options.data)
     training = work.training
 
-    @cache
-    def tensors(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, targets = work.client(client)
-        order = torch.randperm(len(inputs))  # once: pfl goes through a user's data in a fixed order
-        return inputs[order], targets[order]
-
+    tensors = cache(work.client)
     users = itertools.cycle(client for cohort in work.cohorts for client in cohort)
     dataset = FederatedDataset(
-        make_dataset_fn=lambda client: PyTorchTensorDataset(tensors(client), user_id=str(client)),
+        make_dataset_fn=lambda client: Shuffled(tensors(client), user_id=str(client)),
         user_sampler=lambda: next(users),
         # balances the load of several processes
         user_id_to_weight=dict(enumerate(work.sizes.tolist())) if PROCESSES > 1 else None,
