@@ -17,6 +17,7 @@ from fedstrata.compare import run_cell
 from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
 from fedstrata.experiment import load
 from fedstrata.reproductions import figures
+from fedstrata.reproductions.figures import layers
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Study, load_study, plan, recipe_hash, studies
 from fedstrata.runs import Run
@@ -299,7 +300,7 @@ def test_heat_maps_are_the_recorded_figures(recorded: Run) -> None:
 
 
 def test_of_many_clients_each_rounds_are_ranked(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "_MOST_CLIENTS", 4)
+    monkeypatch.setattr(layers, "_MOST_CLIENTS", 4)
     maps = figures.layer_maps(recorded, "title")
     for at in range(3):
         for layer in range(len(recorded.layer_names)):

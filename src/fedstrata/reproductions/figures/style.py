@@ -1,0 +1,74 @@
+"""How pictures look, and the library that draws them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "savefig.dpi": 110,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.hashsalt": "fedstrata",  # the same picture is the same file
+}
+
+PALETTE: list[tuple[str, Any, str]] = [  # colour (after Okabe and Ito), dashes, marker: each tells arms apart alone
+    ("#000000", "-", "o"),
+    ("#0072B2", (0, (5, 1.5)), "s"),
+    ("#D55E00", (0, (7, 1.5, 1.5, 1.5)), "^"),
+    ("#009E73", (0, (2, 1)), "D"),
+    ("#CC79A7", (0, (9, 2)), "v"),
+    ("#E69F00", (0, (4, 1, 1, 1, 1, 1)), "P"),
+    ("#56B4E9", (0, (1, 1)), "X"),
+    ("#777777", (0, (3, 1.2, 1, 1.2)), "*"),
+]
+
+_OWN = ["fedavg", "fedadp", "fedlayerwise", "fedldf", "fedlap", "adaptive_mu", "random_layers", "hdfl"]
+"""Whose style is whose, in every study; other arms take what is left."""
+
+GREY = "#555555"
+NOTHING = "#d8d8d8"
+
+
+def styles(arms: Sequence[str]) -> dict[str, tuple[str, Any, str]]:
+    """A colour, dashes and a marker for each arm; more arms than there are begin again."""
+    found = {arm: PALETTE[_OWN.index(arm)] for arm in arms if arm in _OWN}
+    left = [style for style in PALETTE if style not in found.values()] or PALETTE
+    others = [arm for arm in arms if arm not in found]
+    return found | {arm: left[at % len(left)] for at, arm in enumerate(others)}
+
+
+def library() -> Any:
+    """Matplotlib, or how to install it."""
+    try:
+        import matplotlib.figure
+        import matplotlib.ticker
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "figures", "drawing figures") from error
+    return matplotlib
+
+
+def titled_figure(title: str, width: float, height: float) -> Figure:
+    """An empty one under a title, in inches."""
+    figure: Figure = library().figure.Figure(figsize=(width, height), layout="constrained")
+    letters = int(width * 16)
+    figure.suptitle("\n".join(textwrap.fill(line, letters) for line in title.splitlines()), fontsize=8.5)
+    return figure
