@@ -18,6 +18,7 @@ from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
 from fedstrata.experiment import load
 from fedstrata.reproductions import figures
 from fedstrata.reproductions.figures import layers
+from fedstrata.reproductions.figures.content import Curve, Panel, Picture, Reference
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Study, load_study, plan, recipe_hash, studies
 from fedstrata.runs import Run
@@ -410,6 +411,23 @@ def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, mon
 def test_mistakes_in_a_plot_are_named(plot: dict[str, Any], problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         Study.parse(small(plots=[{"name": "q"}, plot]))
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+@pytest.mark.parametrize("name", studies())
+def test_a_legend_is_within_its_picture(name: str, panels: int) -> None:
+    """Also with a word on what the paper reports of every arm."""
+    arms = list(load_study(name).arms)
+    curves = [Curve(arm, {0: [(1, 1.0, 0.5), (2, 2.0, 0.6)]}) for arm in arms]
+    references = [Reference(f"paper, {arm}", 0.5, 1.5, arm) for arm in arms]
+    panel = Panel("title", "round", "accuracy", curves, references=references)
+    figure = figures.draw(Picture("curves", "curves", "title", arms, [panel] * panels, panels))
+    figure.canvas.draw()
+    for one in figure.legends:
+        box = one.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.width
+        assert box.y0 >= 0
 
 
 # --- what the repository holds ---------------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ function settings() {
   const keys = [...new Set(report.series.flatMap((series) => Object.keys(series.settings)))];
   const differs = (key) => new Set(report.series.map((series) => series.settings[key])).size > 1;
   const rows = (wanted) => keys.filter((key) => differs(key) === wanted);
-  const row = (key) => [key, ...report.series.map((series) => series.settings[key] ?? "–")];
+  const row = (key) => [key, ...report.series.map((series) => make("td", { class: "words" }, series.settings[key] ?? "–"))];
   return section("settings", "Settings",
     rows(true).length ? table("settings that differ", ["setting", ...report.series.map((series) => series.name)], rows(true).map(row)) : null,
     make("details", {}, make("summary", {}, several ? "Settings that all runs share" : "All settings"), table("settings", ["setting", "value"], rows(false).map((key) => [key, make("td", { class: "words" }, report.series[0].settings[key])]))),

@@ -61,7 +61,8 @@ def _legend(figure: Figure) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if entries:
-        columns = min(len(entries), int(figure.get_figwidth() / 1.25))
+        widest = 0.65 + 0.075 * max(map(len, entries))  # inches: the line, and a letter each
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / widest)))
         figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
