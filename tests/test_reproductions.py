@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import signal
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import tomli_w
 import fedstrata
 from fedstrata.errors import RecipeError, UserError
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import Finding, Ruling, check, decide, scores
+from fedstrata.reproductions.claims import Finding, Ruling, check, compare, decide, scores
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure
 from fedstrata.reproductions.page import build
@@ -206,7 +207,9 @@ SERIES = {
         ({"kind": "rounds_to"}, 3),  # to the recipe's target
         ({"kind": "rounds_to", "target": 0.7}, INF),
         ({"kind": "rounds_to", "target": 0.4, "series": "test.error"}, 3),
+        ({"kind": "rounds_to", "target": 0.0, "series": "test.loss"}, INF),  # not the recipe's
         ({"kind": "upload_to", "target": 0.6}, 60),  # 10 + 20 + 30
+        ({"kind": "upload_to", "target": 0.4}, 30),  # in round 2, between 0.2 and 0.6
         ({"kind": "upload_to", "target": 0.7}, INF),
         ({"kind": "mean"}, (0.2 + 0.6 + 0.5) / 3),
         ({"kind": "mean", "first": 2, "last": 3}, 0.6),
@@ -220,6 +223,36 @@ SERIES = {
 def test_measures_by_hand(options: dict[str, Any], value: float) -> None:
     what = Measure(title="x", **options)
     assert measure(what, SERIES, target=0.55, budget=99.0) == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"kind": "final"}, 0.0),
+        ({"kind": "mean"}, 0.0),
+        ({"kind": "deviation", "last": 20, "series": "test.loss"}, INF),
+        ({"kind": "final", "series": "test.error"}, 1.0),
+        ({"kind": "final", "series": "train.loss"}, INF),  # it failed before it was evaluated
+        ({"kind": "best"}, 0.6),  # what it had reached
+        ({"kind": "best", "series": "train.accuracy"}, 0.0),
+        ({"kind": "rounds_to", "target": 0.6}, 3),
+        ({"kind": "rounds_to", "target": 0.7}, INF),
+        ({"kind": "upload_to", "target": 0.5, "series": "train.error"}, INF),
+    ],
+    ids=str,
+)
+def test_a_run_that_failed_has_the_worst_of_what_it_did_not_reach(options: dict[str, Any], value: float) -> None:
+    assert measure(Measure(title="x", **options), SERIES, failed=True) == value
+
+
+def test_errors_between_evaluations_are_interpolated_at_equal_upload() -> None:
+    """Equal curves, but one arm uploads a little more: it must not lose a whole interval of evaluations."""
+    what = Measure(title="x", kind="at_equal_upload")
+    curve = [0.1, None, None, None, 0.5, None, None, None, 0.9]
+    dear, cheap = {"upload": [101] * 9, "test.accuracy": curve}, {"upload": [100] * 9, "test.accuracy": curve}
+    assert measure(what, cheap, budget=900) == pytest.approx(0.9)
+    assert measure(what, dear, budget=900) == pytest.approx(0.8)  # round 8
+    assert math.isnan(measure(what, dear, budget=100))
 
 
 def test_a_series_that_was_not_recorded() -> None:
@@ -238,42 +271,92 @@ def claim(relation: str = "lower", **options: Any) -> Claim:
 @pytest.mark.parametrize(
     ("claimed", "ours", "theirs", "expected"),
     [
-        (claim("lower"), [60, 50], [100, 40], [40, -10]),
-        (claim("lower"), [60, INF, INF], [INF, 60, INF], [INF, -INF, 0]),  # censored ones stay in
-        (claim("lower", factor=0.5), [60, 40], [100, 100], [-10, 10]),
-        (claim("lower", factor=0.5), [60], [INF], [INF]),
-        (claim("higher", margin=0.03), [0.9, 0.9], [0.8, 0.88], [0.07, -0.01]),
-        (claim("higher", margin=-0.01), [0.79], [0.795], [0.005]),
-        (claim("similar", margin=0.02), [0.9, 0.9], [0.91, 0.95], [0.01, -0.03]),
-        (claim("lower", value=20), [15, 25], [20, 20], [5, -5]),
+        (claim("lower"), [60, 50], [100, 40], [[40, -10]]),
+        (claim("lower"), [60, INF, INF], [INF, 60, INF], [[INF, -INF, None]]),  # censored ones stay in
+        (claim("lower", factor=0.5), [60, 40], [100, 100], [[-10, 10]]),
+        (claim("lower", factor=0.5), [60], [INF], [[INF]]),
+        (claim("higher", margin=0.03), [0.9, 0.9], [0.8, 0.88], [[0.07, -0.01]]),
+        (claim("higher", margin=-0.01), [0.79], [0.795], [[0.005]]),
+        (claim("similar", margin=0.02), [0.9, 0.9], [0.91, 0.95], [[0.01, -0.03], [0.03, 0.07]]),
+        (claim("similar", margin=3), [INF, INF], [INF, 5], [[None, INF], [None, -INF]]),
+        (claim("lower", value=20), [15, 25], [20, 20], [[5, -5]]),
     ],
     ids=str,
 )
 def test_how_much_a_seed_favours_a_claim(
-    claimed: Claim, ours: list[float], theirs: list[float], expected: list[float]
+    claimed: Claim, ours: list[float], theirs: list[float], expected: list[list[float | None]]
 ) -> None:
-    assert scores(claimed, ours, theirs) == pytest.approx(expected)
+    found = scores(claimed, ours, theirs)
+    assert [[score is None for score in side] for side in found] == [[one is None for one in side] for side in expected]
+    assert [[score or 0 for score in side] for side in found] == [
+        pytest.approx([one or 0 for one in side]) for side in expected
+    ]
+
+
+def test_what_is_smaller_than_an_image_decides_nothing() -> None:
+    assert scores(claim("lower"), [0.5, 0.5], [0.50001, 0.501], 0.5e-4) == [[None, pytest.approx(0.001)]]
 
 
 @pytest.mark.parametrize(
-    ("values", "outcome"),
+    ("values", "at_least", "outcome"),
     [
-        ([1.0], "holds"),
-        ([1.0, 2.0, 0.1], "holds"),
-        ([1.0, -0.1, 3.0], "open"),
-        ([1.0, 0.0], "open"),  # a tie favours nobody
-        ([-1.0, -INF], "fails"),
+        ([1.0], False, "holds"),
+        ([1.0, 2.0, 0.1], False, "holds"),
+        ([1.0, -0.1, 3.0], False, "open"),
+        ([1.0, 0.0], False, "open"),  # a tie favours nobody
+        ([1.0, 0.0], True, "holds"),  # unless it is enough
+        ([1.0, None], False, "open"),
+        ([1.0, None], True, "open"),
+        ([-1.0, None], False, "open"),
+        ([None, None, None], True, "open"),
+        ([None] * 5, True, "open"),
+        ([-1.0, -INF], False, "fails"),
         # Five: the interval of the median reaches both ends (see test_compare), so one seed against is enough.
-        ([1.0, 1.0, 1.0, 1.0, -1.0], "open"),
-        ([1.0, 1.0, 1.0, 1.0, INF], "holds"),
+        ([1.0, 1.0, 1.0, 1.0, -1.0], False, "open"),
+        ([1.0, 1.0, 1.0, 1.0, INF], False, "holds"),
         # Ten: the median is below 0 only where at least five draws are the one bad seed, which is rare.
-        ([1.0] * 9 + [-1.0], "holds"),
-        ([-1.0] * 9 + [1.0], "fails"),
+        ([1.0] * 9 + [-1.0], False, "holds"),
+        ([-1.0] * 9 + [1.0], False, "fails"),
+        ([INF] * 8 + [-INF] * 2, False, "open"),
+        ([-INF] * 8 + [INF] * 2, False, "open"),  # as its mirror image
     ],
     ids=str,
 )
-def test_when_a_comparison_is_decided(values: list[float], outcome: str) -> None:
-    assert decide(values) == outcome
+def test_when_a_comparison_is_decided(values: list[float | None], at_least: bool, outcome: str) -> None:
+    assert decide(values, at_least) == outcome
+
+
+@pytest.mark.parametrize(
+    ("claimed", "ours", "theirs", "outcome"),
+    [
+        (claim("similar", margin=3), [INF] * 3, [INF] * 3, "open"),  # nobody knows
+        (claim("lower", margin=3), [INF] * 5, [INF] * 5, "open"),
+        (claim("similar", margin=3), [18], [15], "holds"),  # within 3
+        (claim("similar", margin=3), [19], [15], "fails"),
+        (claim("similar", margin=2), [3.0, -3.0] * 5, [0.0] * 10, "open"),  # the interval of differences is [−3, 3]
+        (claim("similar", margin=2), [3.0, 2.5, 4.0], [0.0] * 3, "fails"),
+        (claim("similar", margin=2), [3.0, -3.0], [0.0] * 2, "open"),
+        (claim("lower", factor=0.6), [12, 12], [20, 20], "holds"),  # 40 % fewer
+        (claim("lower"), [12, 12], [12, 12], "open"),
+    ],
+    ids=str,
+)
+def test_comparisons(claimed: Claim, ours: list[float], theirs: list[float], outcome: str) -> None:
+    assert compare(claimed, ours, theirs) == outcome
+
+
+def test_rounds_that_were_not_run_are_not_compared() -> None:
+    """A mean of rounds 91 to 100 of three: there is none, which is no tie."""
+    measures = {"end": {"title": "end", "kind": "mean", "first": 91}}
+    claims = [{**SMALL["claims"][0], "measure": "end", "relation": "similar", "margin": 0.01}]
+    cells = [{"name": "a", "title": "as it is"}]
+    results = results_of(
+        {"a": {"fedavg": {0: [0.1, 0.5, 0.6]}, "fedldf": {0: [0.1, 0.5, 0.6]}}},
+        measures=measures,
+        claims=claims,
+        cells=cells,
+    )
+    assert check(results.study.claims[0], results).verdict == "not tested"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +410,7 @@ def test_tables_show_every_seed_below_five_and_an_interval_from_five_on() -> Non
     assert final.rows == [["as it is", "50.00", "50.00, 100.00", "25.00, 75.00"], ["larger steps", "–", "–", "–"]]
     assert rounds.rows[0] == ["as it is", ">3, 1", ">3, >3"]
     assert claims_table(few).rows == [
-        ["FedLDF is higher", "both", "0 of 2; fails everywhere; not run: 1", "2", "does not hold"]
+        ["FedLDF is higher", "both", "0 of 2; fails in all that ran; not run: 1", "2", "does not hold"]
     ]
     many = {seed: [0.1 * (seed + 1)] for seed in range(5)}
     five = results_of({"a": {"fedavg": many, "fedldf": many}, "b": {}})
@@ -397,7 +480,49 @@ def test_a_run_that_cannot_go_on_is_kept_as_far_as_it_got(tmp_path: Path) -> Non
     store(study, "a", runs, tmp_path / "results", failed)
     content = json.loads((tmp_path / "results" / "small" / "a.json").read_text())
     assert content["arms"]["fedavg"]["runs"]["0"]["failed"]
-    assert "stopped" in Results.stored(study, tmp_path / "results").notes[0]
+    found = Results.stored(study, tmp_path / "results")
+    assert "stopped" in found.notes[0]
+    assert found.values("final", "a", "fedavg", [0]) == [0.0]
+    assert found.values("rounds", "a", "fedavg", [0]) == [INF]
+    assert measured_tables(found)[1].rows == [["fedavg", ">3"], ["fedldf", ">3"]]
+
+
+def test_a_loss_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
+    loss = {"title": "loss", "kind": "final", "series": "test.loss"}
+    study = Study.parse(small(measures={"loss": loss}, claims=[], cells=SMALL["cells"][1:], quick={"rounds": 2}))
+    runs = plan(study, [0], tmp_path / "out")
+    assert all(event.kind != "failed" for event in run_all(runs, cores=2))
+    history = runs[0].job.path / "history.jsonl"
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    lines[-1]["metrics"]["test"]["loss"] = None  # what a run writes for it
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = store(study, "b", runs, tmp_path / "results", {})
+    assert json.loads(path.read_text())["arms"]["fedavg"]["runs"]["0"]["series"]["test.loss"][-1] == "inf"
+    assert Results.stored(study, tmp_path / "results").values("loss", "b", "fedavg", [0]) == [INF]
+
+
+def test_a_finished_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    study = Study.parse(small())
+    assert len(list(run_all(plan(study, [0], tmp_path)[:1]))) == 4
+    other = Study.parse(small(settings={**SMALL["settings"], "training.lr": 0.5}))
+    with pytest.raises(UserError, match="another recipe"):
+        is_finished(plan(other, [0], tmp_path)[0])
+
+
+def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_path: Path) -> None:
+    files = []
+    for name, cells in (("small", SMALL["cells"]), ("other", SMALL["cells"][:1])):
+        files.append(tmp_path / f"{name}.toml")
+        files[-1].write_text(tomli_w.dumps(small(name=name, cells=cells)), encoding="utf-8")
+    places = ("--results", str(tmp_path / "results"))
+    cli("reproduce", str(files[0]), "--seeds", "0", "--out", str(tmp_path / "one"), *places)
+    answer = cli("reproduce", str(files[1]), "--seeds", "0,1", "--out", str(tmp_path / "two"), *places)
+    assert "2 runs are stored by small" in answer.out
+    assert not (tmp_path / "two" / "a" / "fedavg" / "seed-0").exists()
+    one, two = (json.loads((tmp_path / "results" / name / "a.json").read_text())["arms"] for name in ("small", "other"))
+    assert two["fedavg"]["runs"]["0"] == {"study": "small", **one["fedavg"]["runs"]["0"]}
+    assert "study" not in two["fedavg"]["runs"]["1"]
+    assert "a, fedavg: runs of small, which are the same" in answer.out
 
 
 def test_a_mistake_stops_the_job_in_one_line(tmp_path: Path) -> None:
@@ -406,22 +531,30 @@ def test_a_mistake_stops_the_job_in_one_line(tmp_path: Path) -> None:
         list(run_all(plan(study, [0], tmp_path / "out"), data=tmp_path))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, "Ctrl-C"])
 def test_a_killed_job_goes_on_and_ends_with_the_same_bits(
-    spawn: Any, tmp_path: Path, how: signal.Signals, cli: Any
+    spawn: Any, tmp_path: Path, how: signal.Signals | str, cli: Any
 ) -> None:
     table = small(settings={**SMALL["settings"], "training.rounds": 60}, quick={"rounds": 2})
     table["cells"] = table["cells"][:1]
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(table), encoding="utf-8")
     command = ["reproduce", file, "--seeds", "0", "--out", tmp_path / "out", "--results", tmp_path / "results"]
-    process = spawn(*command)
+    process = spawn(*command, start_new_session=True)
     history = tmp_path / "out" / "a" / "fedavg" / "seed-0" / "history.jsonl"
     deadline = time.monotonic() + 60
     while not (history.exists() and history.read_bytes().count(b"\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(how)
+    if isinstance(how, str):
+        for _ in range(20):  # as a terminal does: to the children as well, as long as a key is held down
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.001)
+    else:
+        process.send_signal(how)
     process.communicate()
+    if how != signal.SIGKILL:  # nothing is lost
+        rounds = history.read_bytes().count(b"\n")
+        assert (history.parent / "checkpoints" / f"{rounds:06}.safetensors").exists()
     second = spawn(*command)
     out, err = second.communicate(timeout=120)
     assert second.returncode == 0, err

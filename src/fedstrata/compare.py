@@ -212,10 +212,14 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def _median(ordered: np.ndarray) -> np.ndarray:
-    """The middle of each row; with an even count the mean of the middle two, which is infinite if one of them is."""
+    """The middle of each row; with an even count the mean of the middle two, which is infinite if one of them is.
+
+    Between −∞ and ∞ it is 0.
+    """
     count = ordered.shape[-1]
     low, high = ordered[..., (count - 1) // 2], ordered[..., count // 2]
-    return np.where(low == high, low, (low + high) / 2)
+    opposite = np.isneginf(low) & np.isposinf(high)
+    return np.where(low == high, low, (np.where(opposite, 0, low) + np.where(opposite, 0, high)) / 2)
 
 
 def paired_differences(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:

@@ -53,7 +53,16 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
     }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def weights_digest(model: torch.Tensor) -> str:

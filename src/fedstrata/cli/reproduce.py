@@ -207,11 +207,19 @@ def _run(
 ) -> None:
     """Run what is left; after each run its cell's results are written again."""
     from fedstrata.reproductions.jobs import is_finished, run_all
-    from fedstrata.reproductions.results import store
-    from fedstrata.reproductions.study import plan
+    from fedstrata.reproductions.results import elsewhere, store
+    from fedstrata.reproductions.study import plan, recipe_hash
 
-    runs = plan(study, seeds, out)
-    left = [run for run in runs if not is_finished(run)]
+    runs, others = plan(study, seeds, out), elsewhere(study, results)
+    unfinished = [run for run in runs if not is_finished(run)]
+    taken = {
+        run.job.path: others[key]["study"]
+        for run in unfinished
+        if not (run.job.path / "run.json").exists() and (key := (recipe_hash(run.job.experiment), run.seed)) in others
+    }
+    if taken:
+        console.print(f"{len(taken)} runs are stored by {', '.join(sorted(set(taken.values())))}", soft_wrap=True)
+    left = [run for run in unfinished if run.job.path not in taken]
     for cell in {run.cell for run in runs if run not in left}:
         store(study, cell, runs, results, {})
     failed: dict[Path, str] = {}
@@ -236,7 +244,6 @@ class _Watch:
         self._finished, self._all = len(runs) - len(left), len(runs)
         costs = {cell.name: cell.seconds_per_round or study.seconds_per_round for cell in study.cells}
         self._cost = {run.job.path: costs[run.cell] for run in runs}
-        self._ahead = sum(self._left(run.job.path) for run in left)
         self._done, self._started, self._said = 0.0, time.monotonic(), 0.0
         self._latest: dict[Path, Event] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -259,11 +266,9 @@ class _Watch:
         path = event.run.job.path
         if event.kind == "round":
             self._done += self._cost[path]
-            self._ahead -= self._cost[path]
             self._at[path] = event.round
             self._latest[path] = event
         else:
-            self._ahead -= self._left(path)  # what it did not need
             self._at[path] = self._rounds[path]
             last = self._latest.pop(path, None)
             self._finished += 1
@@ -282,7 +287,8 @@ class _Watch:
         """From the rounds run so far, weighed by what each kind is expected to cost."""
         if not self._done:
             return "time left unknown"
-        seconds = (time.monotonic() - self._started) / self._done * self._ahead
+        ahead = sum(self._left(path) for path in self._at)
+        seconds = (time.monotonic() - self._started) / self._done * ahead
         return f"{'at most ' if self._stops else ''}{duration(seconds)} left"
 
     def _say(self, text: str) -> None:

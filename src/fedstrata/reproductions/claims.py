@@ -4,6 +4,9 @@ In one cell a comparison *holds* if every seed favours it, or, from five seeds o
 median difference lies on its side; it *fails* if the same is true of the other side, and is otherwise *open*. The
 claim holds if all of its comparisons hold, in part if some do, is open if all of them are (seeds that do not decide are
 no evidence against it), and otherwise does not hold.
+
+A seed decides nothing if neither arm reached the target, or if accuracies differ by less than half an image of ten
+thousand. A seed without a number, as of rounds that were not run, does not count.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
+from fedstrata.compare import ENOUGH_SEEDS, estimate
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Claim
+
+RESOLUTION = 0.5e-4
+"""Of accuracies: smaller differences mean nothing."""
 
 Outcome = Literal["holds", "open", "fails"]
 Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested"]
@@ -36,6 +42,11 @@ class Finding:
         """How many pairs there are."""
         return len(self.ours)
 
+    @property
+    def censored(self) -> int:
+        """In how many of them neither reached the target."""
+        return sum(math.isinf(a) and math.isinf(b) for a, b in zip(self.ours, self.theirs, strict=True))
+
 
 @dataclass(frozen=True)
 class Ruling:
@@ -44,7 +55,7 @@ class Ruling:
     claim: Claim
     findings: list[Finding]
     missing: int
-    """Comparisons that have no stored runs."""
+    """Comparisons of which nothing is stored, or nothing that can be compared."""
 
     @property
     def verdict(self) -> Verdict:
@@ -66,38 +77,66 @@ class Ruling:
 def check(claim: Claim, results: Results) -> Ruling:
     """Compare in every cell that the claim speaks of."""
     findings, missing = [], 0
+    resolution = RESOLUTION if results.study.measures[claim.measure].unit in ("%", "points") else 0.0
     for cell in claim.cells or [cell.name for cell in results.study.cells]:
         for than in claim.than or [""]:  # a number has no arm
             seeds = results.seeds(cell, *filter(None, [claim.arm, than]))
-            if not seeds:
-                missing += 1
-                continue
             ours = results.values(claim.measure, cell, claim.arm, seeds)
             if than:
                 theirs = results.values(claim.than_measure or claim.measure, cell, than, seeds)
             else:
                 theirs = [float(claim.value or 0.0)] * len(seeds)
+            pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
+            if not pairs:
+                missing += 1
+                continue
+            ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
             label = than or f"{claim.value:g}"
-            findings.append(Finding(cell, label, ours, theirs, decide(scores(claim, ours, theirs))))
+            findings.append(Finding(cell, label, ours, theirs, compare(claim, ours, theirs, resolution)))
     return Ruling(claim, findings, missing)
 
 
-def scores(claim: Claim, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """By how much each seed favours the claim: positive is in favour. Two censored values favour nobody."""
-    differences = paired_differences(ours, [claim.factor * value for value in theirs])
-    known = [0.0 if math.isnan(d) else d for d in differences]
+def compare(claim: Claim, ours: Sequence[float], theirs: Sequence[float], resolution: float = 0.0) -> Outcome:
+    """What became of one comparison."""
+    plain = claim.relation != "similar" and claim.factor == 1 and claim.margin == 0
+    outcomes = [decide(side, at_least=not plain) for side in scores(claim, ours, theirs, resolution if plain else 0.0)]
+    if "fails" in outcomes:
+        return "fails"
+    return "holds" if set(outcomes) == {"holds"} else "open"
+
+
+def scores(
+    claim: Claim, ours: Sequence[float], theirs: Sequence[float], resolution: float = 0.0
+) -> list[list[float | None]]:
+    """By how much each seed favours the claim, or None where it does not decide; “similar” has two sides."""
+
+    def side(sign: float, margin: float) -> list[float | None]:
+        found: list[float | None] = []
+        for a, b in zip(ours, theirs, strict=True):
+            other = claim.factor * b
+            unknown = (math.isinf(a) and math.isinf(other)) or abs(a - other) < resolution
+            found.append(None if unknown else sign * (a - other) + margin)
+        return found
+
     if claim.relation == "similar":
-        return [claim.margin - abs(d) for d in known]
-    sign = 1 if claim.relation == "higher" else -1
-    return [sign * d - claim.margin for d in known]
+        return [side(1, claim.margin), side(-1, claim.margin)]
+    return [side(1 if claim.relation == "higher" else -1, -claim.margin)]
 
 
-def decide(scores: Sequence[float]) -> Outcome:
-    """Every seed, or from five on the interval of the median."""
+def decide(scores: Sequence[float | None], at_least: bool = False) -> Outcome:
+    """Every seed, or from five on the interval of the median. `at_least`: 0 is in favour."""
+    smallest = math.ulp(0.0)
+    in_favour = [-smallest if score is None else score for score in scores]
+    against = [0.0 if score is None else score for score in scores]
+    low, high = _ends(in_favour)[0], _ends(against)[1]
+    if low > 0 or (at_least and low == 0):
+        return "holds"
+    return "fails" if high < 0 else "open"
+
+
+def _ends(scores: Sequence[float]) -> tuple[float, float]:
     if len(scores) < ENOUGH_SEEDS:
-        low, high = min(scores), max(scores)
-    else:
-        interval = estimate(scores).interval
-        assert interval is not None
-        low, high = interval
-    return "holds" if low > 0 else "fails" if high < 0 else "open"
+        return min(scores), max(scores)
+    interval = estimate(scores).interval
+    assert interval is not None
+    return interval

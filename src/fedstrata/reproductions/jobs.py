@@ -22,7 +22,7 @@ import torch
 from fedstrata.compare import run_cell
 from fedstrata.engines.local import available_workers
 from fedstrata.errors import FedstrataError, RoundFailed, UserError
-from fedstrata.reproductions.study import StudyRun
+from fedstrata.reproductions.study import StudyRun, recipe_hash
 from fedstrata.runs import Run
 
 
@@ -44,8 +44,14 @@ def rounds_done(run: StudyRun) -> int:
 
 
 def is_finished(run: StudyRun) -> bool:
-    """Whether nothing is left of it."""
-    return (run.job.path / "run.json").exists() and Run(run.job.path).finished()
+    """Whether nothing is left of it. A run of another recipe in its place is a mistake."""
+    path = run.job.path
+    if not (path / "run.json").exists():
+        return False
+    found = Run(path)
+    if recipe_hash(found.experiment) != recipe_hash(run.job.experiment):
+        raise UserError(f"{path} was run with another recipe; choose another --out, or remove it")
+    return found.finished()
 
 
 def run_all(runs: Sequence[StudyRun], data: Path | None = None, cores: int | None = None) -> Iterator[Event]:
@@ -97,8 +103,8 @@ def _receive(pipe: Any, run: StudyRun, process: Any) -> Event:
 
 def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
     """A child's life: one run. Being asked to stop is like Ctrl-C: whole rounds are stored first."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us, too; the parent will ask us
+    signal.signal(signal.SIGTERM, _stop_once)
     _end_with_parent()
     torch.set_num_threads(1)
     engine = run.job.experiment.engine.model_copy(update={"workers": workers})
@@ -114,6 +120,12 @@ def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> N
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)
     os._exit(0)  # what the parent had not yet printed is not ours to print
+
+
+def _stop_once(*_: object) -> None:
+    """Whoever asks twice must not interrupt the storing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _end_with_parent() -> None:

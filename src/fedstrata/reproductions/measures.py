@@ -9,6 +9,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fedstrata.errors import RecipeError
 from fedstrata.reproductions.study import Measure
 
@@ -39,22 +41,29 @@ def cumulative_upload(series: Series) -> list[float]:
     return sums
 
 
-def measure(what: Measure, series: Series, target: float | None = None, budget: float = math.inf) -> float:
+def measure(
+    what: Measure, series: Series, target: float | None = None, budget: float = math.inf, failed: bool = False
+) -> float:
     """The measure's value; the mean over its series. Infinite where a target was not reached.
 
-    `target` is the recipe's, `budget` the upload up to which `at_equal_upload` looks.
+    `target` is the recipe's, `budget` the upload up to which `at_equal_upload` looks. A run that `failed` has no
+    weights left: what it had reached before counts, all else is the worst there is.
     """
-    return statistics.fmean(_measure(what, series, name, what.target or target, budget) for name in what.names)
+    target = target if what.target is None else what.target
+    return statistics.fmean(_measure(what, series, name, target, budget, failed) for name in what.names)
 
 
-def _measure(what: Measure, series: Series, name: str, target: float | None, budget: float) -> float:
+def _measure(what: Measure, series: Series, name: str, target: float | None, budget: float, failed: bool) -> float:
+    if failed and (what.kind not in ("rounds_to", "upload_to", "best") or not _is_recorded(series, name)):
+        return math.inf if what.kind in ("rounds_to", "upload_to") else _worst(name)
     values = read(series, name)
     if not values:
         return math.nan
     if what.kind in ("rounds_to", "upload_to"):
         if target is None:
             raise RecipeError(f"measures.{what.kind}", what.title, "has no target, and neither has the recipe")
-        reached = next((round for round, value in values if _reached(name, value, target)), None)
+        known = values if what.kind == "rounds_to" else _in_every_round(values)
+        reached = next((round for round, value in known if _reached(name, value, target)), None)
         if reached is None:
             return math.inf
         return float(reached) if what.kind == "rounds_to" else cumulative_upload(series)[reached - 1]
@@ -69,9 +78,25 @@ def _measure(what: Measure, series: Series, name: str, target: float | None, bud
         return statistics.pstdev(value for _, value in values[-(what.last or 0) :])
     if what.kind == "at_equal_upload":
         uploaded = cumulative_upload(series)
-        affordable = [value for round, value in values if uploaded[round - 1] <= budget]
+        affordable = [value for round, value in _in_every_round(values) if uploaded[round - 1] <= budget]
         return affordable[-1] if affordable else math.nan
     return values[-1][1]
+
+
+def _in_every_round(values: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """From the first evaluation to the last one, with what lies on straight lines between them."""
+    rounds, numbers = zip(*values, strict=True)
+    every = range(rounds[0], rounds[-1] + 1)
+    return list(zip(every, np.interp(every, rounds, numbers).tolist(), strict=True))
+
+
+def _is_recorded(series: Series, name: str) -> bool:
+    return (f"{name.rpartition('.')[0]}.accuracy" if name.endswith(".error") else name) in series
+
+
+def _worst(name: str) -> float:
+    """What weights that are no numbers are worth."""
+    return {"accuracy": 0.0, "error": 1.0}.get(name.rpartition(".")[2], math.inf)
 
 
 def _reached(name: str, value: float, target: float) -> bool:

@@ -20,13 +20,16 @@ Every claim of the five papers that says something measurable, beside what we me
 `make page` from the studies in `src/fedstrata/studies/` and the results in `results/`; a test fails when they do not
 agree. `fedstrata reproduce NAME` runs a study again.
 
-All arms of a seed share partition, initial weights, client samples and batches, so that they are compared seed by seed.
-Below five seeds every seed's value is shown; from five on the median and a 95 % bootstrap interval of it. A target that
-was not reached within T rounds counts as “>T” and stays in. In one cell a comparison *holds* if every seed favours it
-(from five seeds on: if the interval of the paired differences does), it *fails* if they all speak against it, and is
-*open* otherwise. A claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (the
-seeds do not decide, which is no evidence against it), and *does not hold* otherwise; *not tested* means that no results
-are stored. “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
+Arms are compared seed by seed: unless the study changes just that, all arms of a seed share partition, initial
+weights, client samples and batches. Below five seeds every seed's value is shown; from five on the median and a
+nominal 95 % bootstrap interval of it (with five seeds: from the smallest value to the largest). A target that was not
+reached within T rounds counts as “>T” and stays in: of a pair, “neither” says that both missed it, “fedadp only” that
+only this arm reached it. A seed in which neither did, or in which accuracies differ by less than half an image of ten
+thousand, decides nothing. In one cell a comparison *holds* if every seed favours it, from five seeds on if the
+interval of the paired differences does; it *fails* if the same is true of the opposite, and is *open* otherwise. A
+claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (which is no evidence
+against it), and *does not hold* otherwise; *not tested* means that nothing is stored that could be compared. With few
+seeds, a verdict is only a hint. “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
 """
 
 
@@ -69,14 +72,18 @@ def _all_claims(found: list[Results]) -> TextTable:
 def _why(ruling: Ruling) -> str:
     """The study's own explanation, or else what decided."""
     if not ruling.findings:
-        return "no results are stored"
+        return "nothing to compare is stored"
     if ruling.claim.why:
         return ruling.claim.why
     reasons = []
     if ruling.count("holds"):
         reasons.append(f"{ruling.count('holds')} clear")
-    if ruling.count("open"):
-        reasons.append(f"{ruling.count('open')} where the seeds disagree")
+    undecided = [finding for finding in ruling.findings if finding.outcome == "open"]
+    missed = sum(2 * finding.censored > finding.seeds for finding in undecided)
+    if missed:
+        reasons.append(f"{missed} where in most seeds neither reached the target")
+    if len(undecided) > missed:
+        reasons.append(f"{len(undecided) - missed} where the seeds do not decide")
     if ruling.count("fails"):
         reasons.append(f"{ruling.count('fails')} clearly not so")
     return ", ".join(reasons)

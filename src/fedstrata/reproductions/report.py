@@ -34,15 +34,19 @@ def _measured_table(results: Results, name: str) -> TextTable:
     for arm in study.arms:
         if arm in reporting:
             told = [cell.reported.get(name, {}).get(arm) for cell in study.cells]
-            limits = [study.rounds(cell) for cell in study.cells]
-            shown = ["–" if v is None else write(what, v, limit) for v, limit in zip(told, limits, strict=True)]
+            shown = ["–" if v is None else _told(what, v) for v in told]
             columns.append([f"{arm}, paper", *shown])
         columns.append([arm, *(_measured(results, name, cell, arm) for cell in study.cells)])
     lines = [list(line) for line in zip(*columns, strict=True)]
     if len(study.arms) > len(study.cells):
         lines = columns
-    unit = f" ({unit_of(what)})" if unit_of(what) else ""
+    unit = f" ({what.unit})" if what.unit else ""
     return TextTable(f"{what.title}{unit}, {seeds_stored(results)}", lines[0], lines[1:])
+
+
+def _told(what: Measure, value: float) -> str:
+    """What a paper reports."""
+    return "not reached" if math.isinf(value) else write(what, value, 0)
 
 
 def seeds_stored(results: Results) -> str:
@@ -90,7 +94,7 @@ def summary(study: Study, ruling: Ruling) -> str:
     for outcome in outcomes:
         places = [_place(study, ruling, f) for f in ruling.findings if f.outcome == outcome]
         if len(places) == len(ruling.findings):
-            parts.append(f"{outcome} everywhere")
+            parts.append(f"{outcome} {'in all that ran' if ruling.missing else 'everywhere'}")
         elif places:
             parts.append(f"{outcome}: {', '.join(places)}")
     if ruling.missing:
@@ -99,10 +103,15 @@ def summary(study: Study, ruling: Ruling) -> str:
 
 
 def _unit_of_difference(study: Study, ruling: Ruling) -> str:
-    unit = unit_of(study.measures[ruling.claim.measure])
-    if ruling.claim.factor != 1 or not unit:
+    what = study.measures[ruling.claim.measure]
+    if _as_share(ruling, what) or not what.unit:
         return ""
-    return f" {unit}" if ruling.claim.value is not None or unit != "%" else " points"
+    return f" {what.unit}" if ruling.claim.value is not None or what.unit != "%" else " points"
+
+
+def _as_share(ruling: Ruling, what: Measure) -> bool:
+    """Whether differences are written in % of theirs: where the claim is about a share, and of bytes."""
+    return ruling.claim.value is None and (ruling.claim.factor != 1 or what.kind == "upload_to")
 
 
 def seeds_of(ruling: Ruling) -> str:
@@ -123,15 +132,6 @@ def _place(study: Study, ruling: Ruling, finding: Finding) -> str:
 # --- how numbers are written -----------------------------------------------------------------------------------------
 
 
-def unit_of(what: Measure) -> str:
-    """What a measure's numbers are in, if anything."""
-    if what.kind in ("rounds_to", "upload_to"):
-        return ""
-    if what.names[0].rpartition(".")[2] in ("accuracy", "error"):
-        return "%"
-    return "°" if what.names[0].startswith("angle.") else ""
-
-
 def write(what: Measure, value: float, limit: int) -> str:
     """One value of a measure, in its unit; a censored one as more than the rounds there were."""
     if math.isnan(value):
@@ -140,9 +140,9 @@ def write(what: Measure, value: float, limit: int) -> str:
         return f">{limit}" if math.isinf(value) else f"{value:g}"
     if what.kind == "upload_to":
         return "not reached" if math.isinf(value) else size(value)
-    if unit_of(what) == "%":
+    if what.unit in ("%", "points"):
         return f"{100 * value:.2f}"
-    if unit_of(what) == "°":
+    if what.unit == "°":
         return f"{math.degrees(value):.1f}"
     return f"{value:.4g}"
 
@@ -163,7 +163,7 @@ def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
     cell = next(cell for cell in study.cells if cell.name == finding.cell)
     if claim.value is not None:
         return spread(what, finding.ours, study.rounds(cell))
-    if claim.factor != 1:
+    if _as_share(ruling, what):
         pairs = zip(finding.ours, finding.theirs, strict=True)
         numbers = [_share(a, b) for a, b in pairs]
     else:
@@ -174,10 +174,9 @@ def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
             return "neither"
         if math.isinf(value):
             return f"{finding.than} only" if value > 0 else f"{claim.arm} only"
+        text = f"{100 * abs(value):.0f} %" if _as_share(ruling, what) else write(what, abs(value), 0)
         sign = "−" if value < 0 else "+"
-        if claim.factor != 1:
-            return f"{sign}{100 * abs(value):.0f} %"
-        return sign + write(what, abs(value), 0)
+        return (sign if any(digit in text for digit in "123456789") else "±") + text
 
     finite = not any(math.isnan(value) for value in numbers)
     two_sided = math.inf in numbers and -math.inf in numbers

@@ -4,7 +4,9 @@
     { "format", "study", "cell",
       "arms": { arm: { "recipe": hash, "settings": {…}, "runs": { seed: { "made", "weights_sha256", "series" } } } } }
 
-A run belongs to a recipe by its hash. Runs of another recipe than the study's present one are not shown.
+A run belongs to a recipe by its hash. Runs of another recipe than the study's present one are not shown. A run that
+another study has stored, of the same recipe and seed, is taken from there, and "study" says so. A number that is
+infinite, or none at all, is the word "inf"; null is a round without evaluation.
 """
 
 from __future__ import annotations
@@ -28,18 +30,10 @@ from fedstrata.storage import read_versioned, write_whole
 FORMAT = 1
 
 
-def machine() -> dict[str, str]:
-    """What the last bits of a result depend on."""
-    known = versions()
-    return {key: known[key] for key in ("fedstrata", "torch", "cpu")} | {"processor": _processor()}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+def machine(run: Run | None = None) -> dict[str, str]:
+    """What the last bits of a run's result depend on; or of those made here and now."""
+    known = versions() | (run.directory.info.get("versions", {}) if run else {})
+    return {key: str(known[key]) for key in ("fedstrata", "torch", "cpu", "processor")}
 
 
 # --- from a run directory --------------------------------------------------------------------------------------------
@@ -52,7 +46,11 @@ def series_of(run: Run, figures: list[str]) -> dict[str, list[float | None]]:
     names = {(place, key) for line in history for place, found in line["metrics"].items() for key in found}
     for place, key in sorted(names):
         if key in ("loss", run.metric.name):
-            values = [line["metrics"].get(place, {}).get(key) for line in history]
+            evaluated = [line["metrics"].get(place) for line in history]
+            # The history has null for what is no number.
+            values = [
+                None if found is None else found[key] if found[key] is not None else math.inf for found in evaluated
+            ]
             series[f"{place}.{key}"] = [_short(value) for value in values]
     if "gradient_divergence" in figures:
         series["gradient_divergence"] = [_short(_gradient_divergence(run, line["round"])) for line in history]
@@ -63,9 +61,19 @@ def series_of(run: Run, figures: list[str]) -> dict[str, list[float | None]]:
     return series
 
 
+def _metric(line: Mapping[str, Any], place: str, key: str) -> float | None:
+    """None without an evaluation. The history has null for what is no number: nothing could be worse."""
+    found = line["metrics"].get(place)
+    if found is None:
+        return None
+    return math.inf if found.get(key) is None else float(found[key])
+
+
 def _short(value: float | None) -> float | None:
     """Six digits are plenty of a loss, and all of an accuracy on ten thousand samples."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    if value is None:
+        return None
+    return float(f"{value:.6g}") if math.isfinite(value) else math.inf
 
 
 def _gradient_divergence(run: Run, round: int) -> float:
@@ -90,13 +98,18 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
     path = folder / study.name / f"{cell}.json"
     arms: dict[str, Any] = {}
     stored = _read(path) if path.exists() else {}
+    others = elsewhere(study, folder)
     for arm in study.arms:
         experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
         digest = recipe_hash(experiment)
         old = stored.get(arm, {})
         found = dict(old["runs"]) if old.get("recipe") == digest else {}
         for one in runs:
-            if (one.cell, one.arm) != (cell, arm) or not (one.job.path / "run.json").exists():
+            if (one.cell, one.arm) != (cell, arm):
+                continue
+            if not (one.job.path / "run.json").exists():
+                if (digest, one.seed) in others:
+                    found.setdefault(str(one.seed), others[digest, one.seed])
                 continue
             run = Run(one.job.path)
             if run.finished() or one.job.path in failed:
@@ -110,13 +123,34 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
     return path
 
 
+def elsewhere(study: Study, folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """What other studies have stored, by recipe and seed; nothing if this one needs more than is usually kept."""
+    if study.figures:
+        return {}
+    return {
+        (entry["recipe"], int(seed)): {"study": path.parent.name, **one}
+        for path in sorted(folder.glob("*/*.json"))
+        if path.parent.name != study.name
+        for entry in _read(path).values()
+        for seed, one in entry["runs"].items()
+        if "study" not in one and "failed" not in one
+    }
+
+
 def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"made": machine(), "data": run.directory.info["data"].get("source", "")}
+    entry: dict[str, Any] = {"made": machine(run), "data": run.directory.info["data"].get("source", "")}
     if failure is not None:
         entry["failed"] = failure
     entry["weights_sha256"] = run.summary()["weights_sha256"]
-    entry["series"] = series_of(run, list(study.figures))
+    entry["series"] = {
+        name: ["inf" if value == math.inf else value for value in values]
+        for name, values in series_of(run, list(study.figures)).items()
+    }
     return entry
+
+
+def _numbers(series: Mapping[str, list[Any]]) -> dict[str, list[float | None]]:
+    return {name: [math.inf if value == "inf" else value for value in values] for name, values in series.items()}
 
 
 def _as_text(content: dict[str, Any]) -> str:
@@ -155,12 +189,14 @@ class Results:
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """Where the data came from; some copies of a data set are not the original pixels."""
+    failed: frozenset[tuple[str, str, int]] = frozenset()
+    """Cell, arm and seed of the runs whose weights became no numbers."""
 
     @classmethod
     def stored(cls, study: Study, folder: Path) -> Results:
         """What is in the folder, as far as it belongs to the study as it is now."""
         runs: dict[str, dict[str, dict[int, Series]]] = {}
-        notes, sources = [], set()
+        notes, sources, failed = [], set(), set()
         for cell in study.cells:
             path = folder / study.name / f"{cell.name}.json"
             arms = _read(path) if path.exists() else {}
@@ -172,14 +208,17 @@ class Results:
                 if entry["recipe"] != recipe_hash(study.experiment(cell, arm, 0)):
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
                     continue
-                runs[cell.name][arm] = {int(seed): one["series"] for seed, one in entry["runs"].items()}
+                runs[cell.name][arm] = {int(seed): _numbers(one["series"]) for seed, one in entry["runs"].items()}
+                failed |= {(cell.name, arm, int(seed)) for seed, one in entry["runs"].items() if "failed" in one}
+                borrowed = sorted({one["study"] for one in entry["runs"].values() if "study" in one})
+                notes += [f"{cell.name}, {arm}: runs of {study}, which are the same" for study in borrowed]
                 sources |= {f"{entry['settings']['task']['dataset']}: {one['data']}" for one in entry["runs"].values()}
                 notes += [
-                    f"{cell.name}, {arm}, seed {seed}: stopped, {one['failed']}; counted as far as it got"
+                    f"{cell.name}, {arm}, seed {seed}: stopped, {one['failed']}; what it had not reached, it missed"
                     for seed, one in entry["runs"].items()
                     if "failed" in one
                 ]
-        return cls(study, runs, notes, sorted(sources))
+        return cls(study, runs, notes, sorted(sources), frozenset(failed))
 
     def seeds(self, cell: str, *arms: str) -> list[int]:
         """The seeds that all of these arms have in a cell."""
@@ -192,22 +231,28 @@ class Results:
         cell_of = next(c for c in self.study.cells if c.name == cell)
         target = self.study.experiment(cell_of, arm, 0).evaluation.target
         return [
-            measure(what, self.runs[cell][arm][seed], target, self._budget(cell, seed) if _needs_budget(what) else 0)
+            measure(
+                what,
+                self.runs[cell][arm][seed],
+                target,
+                self._budget(cell, seed) if what.kind == "at_equal_upload" else math.inf,
+                (cell, arm, seed) in self.failed,
+            )
             for seed in seeds
         ]
 
     def _budget(self, cell: str, seed: int) -> float:
         """The upload that every arm had with this seed: the smallest of their totals."""
-        totals = [cumulative_upload(runs[seed])[-1] for runs in self.runs[cell].values() if seed in runs]
-        return min(totals)
+        totals = [
+            cumulative_upload(runs[seed])[-1]
+            for arm, runs in self.runs[cell].items()
+            if seed in runs and (cell, arm, seed) not in self.failed
+        ]
+        return min(totals, default=math.inf)
 
     def all_seeds(self) -> list[int]:
         """How many seeds each arm has in each cell, of all that there should be."""
         return [len(self.runs.get(cell.name, {}).get(arm, {})) for cell in self.study.cells for arm in self.study.arms]
-
-
-def _needs_budget(what: Any) -> bool:
-    return bool(what.kind == "at_equal_upload")
 
 
 def made_on(studies: list[Study], folder: Path) -> list[str]:

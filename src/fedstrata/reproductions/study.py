@@ -61,6 +61,15 @@ class Measure(BaseModel):
         """The series it reads."""
         return [self.series] if isinstance(self.series, str) else self.series
 
+    @property
+    def unit(self) -> Literal["", "%", "points", "°"]:
+        """What its numbers are in, if anything."""
+        if self.kind in ("rounds_to", "upload_to"):
+            return ""
+        if self.names[0].rpartition(".")[2] in ("accuracy", "error"):
+            return "points" if self.kind == "deviation" else "%"
+        return "°" if self.names[0].startswith("angle.") else ""
+
 
 class Arm(BaseModel):
     """One of the things compared."""
@@ -98,7 +107,7 @@ class Claim(BaseModel):
     than_measure: str | None = Field(None, description="the others' measure, where it is another one")
     value: float | None = Field(None, description="a number, instead of other arms")
     factor: float = Field(1.0, gt=0, description="the others' value is multiplied by this: 0.6 is “40 % lower”")
-    margin: float = Field(0.0, description="lower or higher by more than this, which may be below 0; similar within it")
+    margin: float = Field(0.0, description="lower or higher by at least this, which may be below 0; similar within it")
     cells: list[str] | None = Field(None, description="where it is said; everywhere if not given")
     why: str = Field("", description="our explanation of what was found")
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedstrata.compare import ENOUGH_SEEDS, Estimate, estimate
 from fedstrata.reproductions.measures import Series, cumulative_upload, read
-from fedstrata.reproductions.report import unit_of
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Plot, Study, StudyCell
 
@@ -251,8 +250,8 @@ def _clients_panel(runs: Mapping[int, Series], title: str, plot: Plot) -> Panel:
 
 def _dots_panel(results: Results, cell: StudyCell, title: str, measure: str) -> Panel:
     what = results.study.measures[measure]
-    unit = "MB" if what.kind == "upload_to" else unit_of(what)
-    factor = {"%": 100.0, "°": 180 / math.pi, "MB": 1e-6}.get(unit, 1.0)
+    unit = "MB" if what.kind == "upload_to" else what.unit
+    factor = {"%": 100.0, "points": 100.0, "°": 180 / math.pi, "MB": 1e-6}.get(unit, 1.0)
     reported = {arm: factor * value for arm, value in cell.reported.get(measure, {}).items()}
     dots = []
     for arm in results.runs[cell.name]:
