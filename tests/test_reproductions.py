@@ -525,6 +525,18 @@ def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_p
     assert "a, fedavg: runs of small, which are the same" in answer.out
 
 
+def test_a_client_that_cannot_compute_is_a_mishap_and_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr("fedstrata.client.Client.answer_stack", out_of_memory)
+    monkeypatch.setattr("fedstrata.client.Client.answer", out_of_memory)
+    with pytest.raises(UserError, match=r"0 of \d+ replies usable"):
+        list(run_all(plan(Study.parse(small()), [0], tmp_path / "out")[:1]))
+
+
 def test_a_mistake_stops_the_job_in_one_line(tmp_path: Path) -> None:
     study = Study.parse(small(settings={**SMALL["settings"], "task.dataset": "mnist"}))
     with pytest.raises(UserError, match="mnist"):

@@ -69,7 +69,11 @@ def printable(text: str, most: int = 1000) -> str:
 
 
 class RoundFailed(FedstrataError):
-    """A round that had too few usable replies in every attempt."""
+    """A round that had too few usable replies in every attempt; `diverged`, if all others were no numbers."""
+
+    def __init__(self, message: str, diverged: bool = False) -> None:
+        super().__init__(message)
+        self.diverged = diverged
 
 
 class _Missing:

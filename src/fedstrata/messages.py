@@ -23,6 +23,9 @@ Kind = Literal["train", "upload", "evaluate"]
 Answer = Literal["layers", "scores", "units"]
 Fault = Literal["failed", "refused", "no reply"]
 
+NOT_FINITE = "not finite"
+"""How the refusal of numbers that are none ends."""
+
 INDEX_BYTES = 4
 SCORE_DTYPE = torch.float32
 MOST_SAMPLES = 2**53
@@ -118,7 +121,7 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> Non
         _check_tensor("scores", reply.scores, (len(layers),), SCORE_DTYPE)
         assert reply.scores is not None
         if not is_finite(reply.scores):
-            raise ReplyError("scores are not finite")
+            raise ReplyError(f"scores are {NOT_FINITE}")
         return
     if reply.scores is not None:
         raise ReplyError("scores were sent instead of an update")
@@ -143,7 +146,7 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> Non
         names = ", ".join(name for name, sent, asked in wrong if sent != asked)
         raise ReplyError(f"layers {names}: sent without being asked for, or asked for and not sent")
     if not is_finite(reply.update):
-        raise ReplyError("update is not finite")
+        raise ReplyError(f"update is {NOT_FINITE}")
 
 
 def check_answers(reply: Reply, order: Order) -> None:

@@ -22,7 +22,7 @@ from fedstrata.checks import BadValue
 from fedstrata.cohort import Cohort, cut
 from fedstrata.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.layers import Layers
-from fedstrata.messages import SCORE_DTYPE, Answer, Order, Reply, check_reply
+from fedstrata.messages import NOT_FINITE, SCORE_DTYPE, Answer, Order, Reply, check_reply
 from fedstrata.training import Training
 
 ANSWERS: dict[str, Answer] = {
@@ -211,9 +211,11 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
         earlier += [(attempt, client, why) for client, why in trial.lost()]
         if trial.hopeless() or attempt + 1 == plan.training.attempts:
             tried = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
+            problems = [why for _, why in trial.lost()]
             raise RoundFailed(
                 f"round {number}: {trial.usable()} of {len(trial.clients)} replies usable after {tried}; "
-                f"{trial.first_problem()}"
+                f"{trial.first_problem()}",
+                diverged=bool(problems) and all(why.endswith(NOT_FINITE) for why in problems),
             )
     with steady():
         cohort = trial.cohort()

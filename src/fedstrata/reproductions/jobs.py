@@ -113,8 +113,8 @@ def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> N
         for line in run_cell(job, data):
             pipe.send(("round", {key: line[key] for key in ("round", "metrics", "seconds", "upload_total")}))
         pipe.send(("finished", ""))
-    except RoundFailed as error:  # weights that are no numbers any more: a result, not a mishap
-        pipe.send(("failed", str(error)))
+    except RoundFailed as error:  # weights that are no numbers any more are a result; anything else is a mishap
+        pipe.send(("failed" if error.diverged else "error", str(error)))
     except FedstrataError as error:
         pipe.send(("error", str(error)))
     except (KeyboardInterrupt, BrokenPipeError):
