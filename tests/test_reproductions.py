@@ -501,6 +501,24 @@ def test_a_loss_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     assert Results.stored(study, tmp_path / "results").values("loss", "b", "fedavg", [0]) == [INF]
 
 
+def test_results_of_another_default_are_left_out(tmp_path: Path) -> None:
+    """The hash has no defaults in it, so that new settings can be added; the settings beside it have them all."""
+    study = Study.parse(small(cells=SMALL["cells"][:1]))
+    runs = plan(study, [0], tmp_path / "out")
+    assert all(event.kind != "failed" for event in run_all(runs, cores=2))
+    path = store(study, "a", runs, tmp_path / "results", {})
+    content = json.loads(path.read_text())
+    settings = content["arms"]["fedavg"]["settings"]
+    assert settings["training"].pop("weight_decay") == 0.0  # a setting that did not exist then is no difference
+    path.write_text(json.dumps(content))
+    assert Results.stored(study, tmp_path / "results").notes == []
+    settings["training"]["weight_decay"] = 0.1
+    path.write_text(json.dumps(content))
+    found = Results.stored(study, tmp_path / "results")
+    assert found.notes == ["a, fedavg: stored under another recipe, left out"]
+    assert list(found.runs["a"]) == ["fedldf"]
+
+
 def test_a_finished_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
     study = Study.parse(small())
     assert len(list(run_all(plan(study, [0], tmp_path)[:1]))) == 4

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.errors import RunDirectoryError
+from fedstrata.experiment import Experiment
 from fedstrata.reproductions.measures import Series, cumulative_upload, measure
 from fedstrata.reproductions.study import Study, StudyRun, recipe_hash, settings_of
 from fedstrata.rundir import versions
@@ -103,7 +104,7 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
         experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
         digest = recipe_hash(experiment)
         old = stored.get(arm, {})
-        found = dict(old["runs"]) if old.get("recipe") == digest else {}
+        found = dict(old["runs"]) if old and belongs(old, experiment) else {}
         for one in runs:
             if (one.cell, one.arm) != (cell, arm):
                 continue
@@ -121,6 +122,18 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
     return path
+
+
+def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
+    """Whether an arm's stored runs are of this recipe, with defaults that were the same where there were any."""
+
+    def differs(then: Any, now: Any) -> bool:
+        if isinstance(then, Mapping) and isinstance(now, Mapping):
+            return any(differs(then[key], now[key]) for key in then.keys() & now.keys())
+        return bool(then != now)
+
+    same = entry["recipe"] == recipe_hash(experiment)
+    return same and not differs(entry["settings"], settings_of(experiment))
 
 
 def elsewhere(study: Study, folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -205,7 +218,7 @@ class Results:
                 entry = arms.get(arm)
                 if entry is None:
                     continue
-                if entry["recipe"] != recipe_hash(study.experiment(cell, arm, 0)):
+                if not belongs(entry, study.experiment(cell, arm, 0)):
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
                     continue
                 runs[cell.name][arm] = {int(seed): _numbers(one["series"]) for seed, one in entry["runs"].items()}

@@ -326,7 +326,8 @@ def settings_of(experiment: Experiment, defaults: bool = True) -> dict[str, Any]
     table = experiment.model_dump(mode="json", exclude_none=True, exclude_defaults=not defaults)
     for key in ("format", "name", "description", "seed", "paper", "record"):
         table.pop(key, None)
-    table.get("engine", {}).pop("workers", None)
+    for key in ("workers", "timeout"):
+        table.get("engine", {}).pop(key, None)
     return {key: value for key, value in table.items() if value != {}}
 
 
