@@ -107,7 +107,7 @@ def draw_layers(maps: LayerMaps) -> Figure:
         for title, ax in zip(maps.layers, axes[0], strict=True):
             ax.set_title(title)
         for ax in axes[-1]:
-            ax.set_xlabel("communication round")
+            ax.set_xlabel("round")
     return figure
 
 
