@@ -47,12 +47,7 @@ def series_of(run: Run, figures: list[str]) -> dict[str, list[float | None]]:
     names = {(place, key) for line in history for place, found in line["metrics"].items() for key in found}
     for place, key in sorted(names):
         if key in ("loss", run.metric.name):
-            evaluated = [line["metrics"].get(place) for line in history]
-            # The history has null for what is no number.
-            values = [
-                None if found is None else found[key] if found[key] is not None else math.inf for found in evaluated
-            ]
-            series[f"{place}.{key}"] = [_short(value) for value in values]
+            series[f"{place}.{key}"] = [_short(_metric(line, place, key)) for line in history]
     if "gradient_divergence" in figures:
         series["gradient_divergence"] = [_short(_gradient_divergence(run, line["round"])) for line in history]
     if "angles" in figures:
@@ -224,7 +219,7 @@ class Results:
                 runs[cell.name][arm] = {int(seed): _numbers(one["series"]) for seed, one in entry["runs"].items()}
                 failed |= {(cell.name, arm, int(seed)) for seed, one in entry["runs"].items() if "failed" in one}
                 borrowed = sorted({one["study"] for one in entry["runs"].values() if "study" in one})
-                notes += [f"{cell.name}, {arm}: runs of {study}, which are the same" for study in borrowed]
+                notes += [f"{cell.name}, {arm}: runs of {other}, which are the same" for other in borrowed]
                 sources |= {f"{entry['settings']['task']['dataset']}: {one['data']}" for one in entry["runs"].values()}
                 notes += [
                     f"{cell.name}, {arm}, seed {seed}: stopped, {one['failed']}; what it had not reached, it missed"
