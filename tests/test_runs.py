@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -609,3 +610,24 @@ def test_interrupted_while_evaluating_keeps_all_whole_rounds(
     run = fedstrata.Run(tmp_path / "run")
     assert len(run.history()) == 3
     assert run.directory.latest().round == 3
+
+
+@pytest.mark.parametrize("call", ["fsync", "close"])
+def test_interrupted_once_a_line_is_written_keeps_its_round(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The signal comes when round 4's line is in the file and before anything else could be noted of it."""
+    history, real = tmp_path / "run" / "history.jsonl", getattr(os, call)
+    sent = []
+
+    def interrupted(handle: int) -> None:
+        real(handle)
+        if not sent and history.exists() and history.read_bytes().count(b"\n") == 4:
+            sent.append(call)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
+    run = fedstrata.Run(tmp_path / "run")
+    assert len(run.history()) == run.directory.latest().round == 4

@@ -236,7 +236,7 @@ class Run:
             if self._is_over(past, whole.round):
                 return
             upload = past[-1]["upload_total"] if past else 0
-            stored = whole.round  # the last checkpoint
+            after, stored = whole, whole.round  # the newest state, and the last checkpoint
             engine = stack.enter_context(prepared.engine() if engine is None else nullcontext(engine))
             config, settings = prepared.experiment.evaluation, prepared.experiment.record
             rounds = prepared.experiment.training.rounds
@@ -263,9 +263,11 @@ class Run:
                     yield line
                     if over:
                         return
-            finally:
+            finally:  # Ctrl-C loses no whole round: neither between two checkpoints nor once its line is written
+                if after.round > whole.round and len(directory.history()) == after.round:
+                    whole = after
                 if whole.round > stored:
-                    directory.store_checkpoint(whole)  # Ctrl-C between two checkpoints loses no whole round
+                    directory.store_checkpoint(whole)
 
     def _is_over(self, history: list[Line], round: int) -> bool:
         experiment = self.directory.experiment
