@@ -268,9 +268,9 @@ def test_the_scripts_are_posix_shell(made: Path) -> None:
 
 SUPERNODE = """#!/bin/sh
 # Notes how it is called; is refused the first time, and runs until SIGTERM the second.
+trap 'echo signed off >> calls; exit 0' TERM
 echo "$FEDSTRATA_FLOWER_RECIPE $*" >> calls
 if [ "$(wc -l < calls)" -eq 1 ]; then exit 1; fi
-trap 'echo signed off >> calls; exit 0' TERM
 while :; do sleep 0.05; done
 """
 
@@ -285,7 +285,6 @@ def test_a_node_that_is_refused_tries_again_and_sigterm_reaches_it(made: Path, t
     process = subprocess.Popen([node / "node.sh"], env=environment, stderr=subprocess.PIPE, start_new_session=True)
     try:
         wait_for(lambda: (node / "calls").exists() and len((node / "calls").read_text().splitlines()) == 2)
-        time.sleep(0.1)  # until its trap is set
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     finally:

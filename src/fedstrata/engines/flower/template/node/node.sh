@@ -22,6 +22,7 @@ while [ -z "$stop" ]; do
   flower-supernode --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key key \
     --host 127.0.0.1 --port "$PORT" --node-config node.toml &
   node=$!
+  [ -z "$stop" ] || kill -TERM $node 2>/dev/null || true   # the signal came before we knew whom to pass it on to
   while kill -0 $node 2>/dev/null; do
     wait $node || true   # a signal ends the waiting; the node signs off first
   done
