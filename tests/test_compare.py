@@ -259,6 +259,17 @@ def test_a_cell_of_another_recipe_is_refused(tiny: Any, tmp_path: Path) -> None:
         list(run_cell(cell))
 
 
+def test_what_a_recipe_is_called_does_not_matter(tiny: Any, tmp_path: Path) -> None:
+    (cell,) = plan(tiny(), ["fedavg"], [0], out=tmp_path / "c").cells
+    rounds = iter(run_cell(cell))
+    next(rounds)
+    rounds.close()
+    table = tiny({"name": "other", "description": "told otherwise", "record.layers": False})
+    (again,) = plan(table, ["fedavg"], [0], out=tmp_path / "c").cells
+    assert again.path == cell.path
+    assert [line["round"] for line in run_cell(again)] == [2, 3]
+
+
 def test_the_same_request_finds_its_directory(
     recipe: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,6 @@ from fedstrata.reproductions.study import (
     load_study,
     plan,
     recipe_hash,
-    settings_of,
     studies,
 )
 from fedstrata.runs import Run
@@ -181,8 +180,8 @@ def test_the_hash_is_that_of_the_result() -> None:
     assert known == changed(seed=3) == changed(engine__workers=1) == changed(name="other")
     assert known == changed(record__layers=True) == changed(training__weight_decay=0.0)  # its default
     assert len({known, changed(training__lr=0.06), changed(training__rounds=4), changed(task__inputs="unit")}) == 4
-    assert settings_of(experiment)["training"]["weight_decay"] == 0.0  # stored in full
-    assert "seed" not in settings_of(experiment)
+    assert experiment.essence()["training"]["weight_decay"] == 0.0  # stored in full
+    assert "seed" not in experiment.essence()
 
 
 # --- measures --------------------------------------------------------------------------------------------------------

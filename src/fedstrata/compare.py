@@ -64,7 +64,7 @@ def plan(
             raise RecipeError(name, list(values), "names the same one twice")
     experiments = {(a, s): load(recipe, algorithm=a, settings=settings, seed=s) for a in algorithms for s in seeds}
     first = experiments[algorithms[0], seeds[0]]
-    request = {a: apart_from_seed(experiments[a, seeds[0]]) for a in algorithms}
+    request = {a: experiments[a, seeds[0]].essence() for a in algorithms}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
     cells = tuple(Cell(a, s, experiments[a, s], _folder(path, a, s)) for s in seeds for a in algorithms)
@@ -101,16 +101,6 @@ def _folder(path: Path, algorithm: str, seed: int) -> Path:
     return path / algorithm.replace(":", "-").replace("/", "-") / f"seed-{seed}"
 
 
-def apart_from_seed(experiment: Experiment) -> str:
-    """What runs of one experiment over several seeds have in common."""
-    return _result_of(experiment.model_copy(update={"seed": 0}))
-
-
-def _result_of(experiment: Experiment) -> str:
-    """The recipe without what changes no result."""
-    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": None})}).to_toml()
-
-
 def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: list[int]) -> None:
     """Remember what the directory is for, or add seeds to it; refuse one that is for something else."""
     file = path / "compare.json"
@@ -130,8 +120,8 @@ def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
     """Run one cell, or what is left of it, and yield its rounds; a finished one yields nothing."""
     if (cell.path / "run.json").exists():
         run = reopen(cell.path)
-        asked = cell.experiment.model_copy(update={"record": run.experiment.record})  # which changes no result
-        if _result_of(run.experiment) != _result_of(asked):
+        found, asked = run.experiment, cell.experiment
+        if (found.seed, found.essence()) != (asked.seed, asked.essence()):
             raise RunDirectoryError(f"{cell.path} was run with another recipe; choose another --out")
         if not run.finished():
             yield from run.rounds(data=data)

@@ -159,6 +159,15 @@ class Experiment(BaseModel):
         """The same as a table."""
         return self.model_dump(mode="json", exclude_none=True)
 
+    def essence(self, defaults: bool = True) -> dict[str, Any]:
+        """What a result depends on apart from the seed: not what it is called, nor who computes it or what is kept."""
+        table = self.model_dump(mode="json", exclude_none=True, exclude_defaults=not defaults)
+        for key in ("format", "name", "description", "seed", "paper", "record"):
+            table.pop(key, None)
+        for key in ("workers", "timeout"):
+            table.get("engine", {}).pop(key, None)
+        return {key: value for key, value in table.items() if value != {}}
+
     @property
     def label(self) -> str:
         """A short name for the algorithm."""

@@ -7,6 +7,7 @@ rounds, and the page says so.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata import __version__
-from fedstrata.compare import ENOUGH_SEEDS, apart_from_seed, begun_cells, estimate
+from fedstrata.compare import ENOUGH_SEEDS, begun_cells, estimate
 from fedstrata.errors import RunDirectoryError
 from fedstrata.report.packing import pack, rounded
 from fedstrata.runs import Line, Run
@@ -124,7 +125,7 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
     seen: Counter[tuple[str, str, int]] = Counter()
     for source in sources:
         model = f"{source.run.directory.info['clients']} {source.run.directory.info['layers']}"
-        key = (apart_from_seed(source.run.experiment), model)
+        key = (json.dumps(source.run.experiment.essence()), model)
         again = seen[*key, source.run.experiment.seed]
         seen[*key, source.run.experiment.seed] += 1
         groups.setdefault((*key, again), []).append(source)

@@ -23,7 +23,7 @@ import numpy as np
 from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import Experiment
 from fedstrata.reproductions.measures import Series, cumulative_upload, measure
-from fedstrata.reproductions.study import Study, StudyRun, recipe_hash, settings_of
+from fedstrata.reproductions.study import Study, StudyRun, recipe_hash
 from fedstrata.rundir import versions
 from fedstrata.runs import Run
 from fedstrata.storage import read_versioned, write_whole
@@ -112,7 +112,7 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
                 found[str(one.seed)] = _describe(run, study, failed.get(one.job.path))
         if found:
             ordered = dict(sorted(found.items(), key=lambda item: int(item[0])))
-            arms[arm] = {"recipe": digest, "settings": settings_of(experiment), "runs": ordered}
+            arms[arm] = {"recipe": digest, "settings": experiment.essence(), "runs": ordered}
     if arms:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
@@ -128,7 +128,7 @@ def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
         return bool(then != now)
 
     same = entry["recipe"] == recipe_hash(experiment)
-    return same and not differs(entry["settings"], settings_of(experiment))
+    return same and not differs(entry["settings"], experiment.essence())
 
 
 def elsewhere(study: Study, folder: Path) -> dict[tuple[str, int], dict[str, Any]]:

@@ -321,19 +321,9 @@ def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
     ]
 
 
-def settings_of(experiment: Experiment, defaults: bool = True) -> dict[str, Any]:
-    """The recipe without its name and seed, and without what changes no result."""
-    table = experiment.model_dump(mode="json", exclude_none=True, exclude_defaults=not defaults)
-    for key in ("format", "name", "description", "seed", "paper", "record"):
-        table.pop(key, None)
-    for key in ("workers", "timeout"):
-        table.get("engine", {}).pop(key, None)
-    return {key: value for key, value in table.items() if value != {}}
-
-
 def recipe_hash(experiment: Experiment) -> str:
     """What a stored result belongs to: a digest of the settings that are no defaults, so that new ones may be added."""
-    text = json.dumps(settings_of(experiment, defaults=False), sort_keys=True, ensure_ascii=True)
+    text = json.dumps(experiment.essence(defaults=False), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
