@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
+from fedstrata import rng
+from fedstrata.client import IMAGES, Client
 from fedstrata.errors import RecipeError
 from fedstrata.evaluation import PART, evaluate
 from fedstrata.experiment import load
+from fedstrata.messages import Order
 from fedstrata.runs import prepare
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.partitions import Partition
@@ -183,3 +186,48 @@ def test_sets_a_task_does_not_have(blobs: Any) -> None:
         prepare(load({"evaluation": {"on": ["clients"]}}), task_of(blobs, held_out=None))
     with pytest.raises(RecipeError, match="'train' is none of the task's sets: test, validation, clients"):
         prepare(load({"evaluation": {"on": ["train"]}}), task_of(blobs))
+
+
+class Images(nn.Module):
+    """A small convolutional network that notes how many images it is shown, and answers in one of three forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.convolution, self.form, self.shown = nn.Conv2d(1, 2, 3), form, []
+
+    def forward(self, images: Tensor) -> Any:
+        self.shown.append(len(images))
+        outputs = self.convolution(images).mean((2, 3))
+        return {"each": outputs, "classes first": outputs.t(), "named": {"logits": outputs}}[self.form]
+
+
+@pytest.mark.parametrize("form", ["each", "classes first", "named"])
+def test_images_are_shown_a_few_at_a_time_if_the_model_speaks_of_each(form: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    count = 2 * IMAGES + 37
+    data = torch.randn(count, 1, 6, 6, generator=generator), torch.randint(0, 2, (count,), generator=generator)
+
+    def logits(outputs: Any) -> Tensor:
+        return {"each": lambda: outputs, "classes first": lambda: outputs.t(), "named": lambda: outputs["logits"]}[
+            form
+        ]()
+
+    task = Task(
+        model=lambda: Images(form),
+        clients=[data],
+        evaluation={"test": data},
+        loss=lambda outputs, targets: nn.functional.cross_entropy(logits(outputs), targets),
+        metric=Metric(
+            "accuracy", lambda outputs, targets: float((logits(outputs).argmax(1) == targets).float().mean())
+        ),
+    )
+    setup = prepare(load({"evaluation": {"on": ["test"]}}), task)
+    client = Client(setup.setup)
+    order = Order("evaluate", 1, 0, rng.SERVER, model=setup.first_state().model, dataset="test")
+    reply = client.answer(order)
+    model = setup.setup.model
+    assert model.shown[:3] == [IMAGES, IMAGES, 37]
+    assert model.shown[3:] == ([] if form == "each" else [count])
+    outputs = logits(model(data[0])).detach()
+    assert reply.metrics["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, data[1])), rel=1e-6)
+    assert reply.metrics["accuracy"] == pytest.approx(float((outputs.argmax(1) == data[1]).double().mean()), abs=1e-6)
