@@ -526,6 +526,23 @@ def test_a_finished_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
         is_finished(plan(other, [0], tmp_path)[0])
 
 
+def test_a_finished_run_that_contradicts_what_is_stored_is_refused(cli: Any, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
+    command = ["reproduce", file, "--seeds", "0", "--out", tmp_path / "out", "--results", tmp_path / "results"]
+    assert cli(*command).code == 0
+    assert cli(*command).code == 0  # it agrees with itself
+    path = tmp_path / "results" / "small" / "a.json"
+    content = json.loads(path.read_text())
+    content["arms"]["fedavg"]["runs"]["0"]["weights_sha256"] = "0" * 64
+    path.write_text(json.dumps(content))
+    refused = cli(*command)
+    assert refused.code == 2
+    assert "ended with other weights than" in refused.err
+    assert "of fedavg, seed 0" in refused.err
+    assert json.loads(path.read_text()) == content  # nothing was overwritten
+
+
 def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_path: Path) -> None:
     files = []
     for name, cells in (("small", SMALL["cells"]), ("other", SMALL["cells"][:1])):

@@ -207,7 +207,7 @@ def _run(
 ) -> None:
     """Run what is left; after each run its cell's results are written again."""
     from fedstrata.reproductions.jobs import is_finished, run_all
-    from fedstrata.reproductions.results import elsewhere, store
+    from fedstrata.reproductions.results import elsewhere, refuse_contradictions, store
     from fedstrata.reproductions.study import plan, recipe_hash
 
     runs, others = plan(study, seeds, out), elsewhere(study, results)
@@ -220,6 +220,7 @@ def _run(
     if taken:
         console.print(f"{len(taken)} runs are stored by {', '.join(sorted(set(taken.values())))}", soft_wrap=True)
     left = [run for run in unfinished if run.job.path not in taken]
+    refuse_contradictions(study, [run for run in runs if run not in unfinished], results)
     for cell in {run.cell for run in runs if run not in left}:
         store(study, cell, runs, results, {})
     failed: dict[Path, str] = {}

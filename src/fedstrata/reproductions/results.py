@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.errors import RunDirectoryError
+from fedstrata.errors import RunDirectoryError, UserError
 from fedstrata.experiment import Experiment
 from fedstrata.reproductions.measures import Series, cumulative_upload, measure
 from fedstrata.reproductions.study import Study, StudyRun, recipe_hash
@@ -117,6 +117,22 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
     return path
+
+
+def refuse_contradictions(study: Study, runs: list[StudyRun], folder: Path) -> None:
+    """A run directory that is finished must not displace other numbers of the same run without a word."""
+    for cell in study.cells:
+        path = folder / study.name / f"{cell.name}.json"
+        stored = _read(path) if path.exists() else {}
+        for one in runs:
+            known = stored.get(one.arm, {}).get("runs", {}).get(str(one.seed))
+            if one.cell != cell.name or known is None or not belongs(stored[one.arm], one.job.experiment):
+                continue
+            if Run(one.job.path).summary()["weights_sha256"] != known["weights_sha256"]:
+                raise UserError(
+                    f"{one.job.path} ended with other weights than {path} has of {one.arm}, seed {one.seed}: another "
+                    "version or machine made it; remove the one that is out of date"
+                )
 
 
 def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
