@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import measure
+from benchmarks.memory import peak_mb
 from benchmarks.workloads import WARM_UP, WORKLOADS
 from fedstrata.arithmetic import steady
 from fedstrata.cohort import Cohort
@@ -49,11 +50,6 @@ def draws(labels: np.ndarray, generator: np.random.Generator, clients: int, samp
     return Partition(rows, np.arange(clients + 1) * samples)
 
 
-def memory_mb() -> int:
-    """Peak resident memory: ours, and of the largest worker (of which most is shared with us)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
 def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
     """FLUTE's logistic regression with another number of clients or a larger cohort."""
     start = time.perf_counter()
@@ -69,8 +65,10 @@ def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
             start = time.perf_counter()
             next(run)
             seconds.append(time.perf_counter() - start)
+    # The largest worker's, of which most is shared with us. Workers are forks that never become another program, and
+    # there are no other children, so that here `ru_maxrss` is right.
     workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    return {"seconds": seconds, "load": loaded, "memory_mb": memory_mb(), "worker_memory_mb": workers}
+    return {"seconds": seconds, "load": loaded, "peak_mb": peak_mb(), "worker_memory_mb": workers}
 
 
 class Ready:
@@ -104,7 +102,7 @@ def server(parameters: int) -> dict[str, Any]:
         updates = updates or [torch.randn(prepared.layers.numel) * 0.01 for _ in range(COHORT)]
         run = fit(prepared.first_state(), prepared.algorithm, Ready(prepared, updates), prepared.plan)
         found[algorithm] = [next(run)[1].seconds for _ in range(ROUNDS)]
-    numbers, memory = updates[0].numel(), memory_mb()
+    numbers, peak = updates[0].numel(), peak_mb()
     parts = steps(prepared, updates)
     updates.clear()
     moved = (COHORT + 2) * numbers * 4  # every update and the model are read once, the new model is written
@@ -115,7 +113,7 @@ def server(parameters: int) -> dict[str, Any]:
         "seconds": found,
         "steps": parts,
         "floor": floor,
-        "memory_mb": memory,
+        "peak_mb": peak,
         "held_mb": held,
     }
 

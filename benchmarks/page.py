@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ QUIET = 0.1
 """Above this share of the machine in others' hands, a turn's seconds are doubtful."""
 COSINE, NORM, POINTS = 0.9, 0.1, 0.03
 """How well a peer must agree with fedstrata: the direction in which the weights moved and how far, and accuracy."""
+MLP_STEPS = 6_000
+"""Of a round of mlp-100: ten clients with 600 samples in batches of ten, ten epochs."""
 
 
 def newest(folder: Path = HERE / "results") -> Path:
@@ -87,29 +91,98 @@ def ratios(results: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+@dataclass(frozen=True)
+class Accuracies:
+    """Every system's accuracy in each of its turns; fedstrata's turns are all the same run, so it counts as one."""
+
+    turns: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, systems: dict[str, Any]) -> Accuracies:
+        """Of all systems that ran."""
+        return cls({name: [turn["accuracy"] for turn in s["turns"]] for name, s in systems.items() if "error" not in s})
+
+    @property
+    def peers(self) -> dict[str, list[float]]:
+        """All but fedstrata's."""
+        return {name: values for name, values in self.turns.items() if name != "fedstrata"}
+
+    @property
+    def variance(self) -> float:
+        """Between turns of the same peer: with few classes per client, the order of batches alone moves accuracy."""
+        repeated = [statistics.variance(values) for values in self.peers.values() if len(values) > 1]
+        return statistics.fmean(repeated) if repeated else 0.0
+
+    def off(self, name: str) -> float:
+        """A peer's mean less fedstrata's."""
+        return statistics.mean(self.turns[name]) - statistics.mean(self.turns.get("fedstrata", self.turns[name]))
+
+    def allowed(self, name: str) -> float:
+        """How far a peer's mean may be from fedstrata's one run."""
+        freedom = sum(len(values) - 1 for values in self.peers.values()) or 1
+        deviations = 3 + 7.5 / freedom + 17.25 / freedom**2  # what three are in Student's distribution (first terms)
+        return max(POINTS, deviations * math.sqrt(self.variance * (1 + 1 / len(self.turns[name]))))
+
+    @property
+    def side(self) -> str | None:
+        """Whether fedstrata's is below or above those of all turns of peers; None if among them, or if they are few."""
+        ours, theirs = self.turns.get("fedstrata", []), [value for values in self.peers.values() for value in values]
+        if not ours or not any(len(values) > 1 for values in self.peers.values()):
+            return None
+        return "below" if max(ours) < min(theirs) else "above" if min(ours) > max(theirs) else None
+
+
 def disagreements(systems: dict[str, Any]) -> list[str]:
     """Which systems did not do the same work as fedstrata, and why."""
     good = {name: s for name, s in systems.items() if "error" not in s}
-    accuracies = {name: [one["accuracy"] for one in s["turns"]] for name, s in good.items()}
-    # With one or two classes per client, the order of batches alone moves an early round's accuracy by points.
-    repeated = [values for name, values in accuracies.items() if name != "fedstrata" and len(values) > 1]
-    variance = statistics.fmean(statistics.variance(values) for values in repeated) if repeated else 0.0
-    freedom = sum(len(values) - 1 for values in repeated) or 1
-    deviations = 3 + 7.5 / freedom + 17.25 / freedom**2  # what three are in Student's distribution (first terms)
+    accuracies = Accuracies.of(systems)
     # How much the order of batches alone changes the weights: the plain loop against itself with another seed.
     noise = good.get("plain loop", {}).get("self_similarity", {"cosine": 1.0, "length": 1.0})
     cosine, norm = min(COSINE, noise["cosine"] - 0.1), max(NORM, 2 * abs(noise["length"] - 1))
     found = []
     for name, system in good.items():
-        off = statistics.mean(accuracies[name]) - statistics.mean(accuracies.get("fedstrata", accuracies[name]))
-        # fedstrata's turns are all the same run, so that it counts as one.
-        allowed = max(POINTS, deviations * math.sqrt(variance * (1 + 1 / len(accuracies[name]))))
+        off, allowed = accuracies.off(name), accuracies.allowed(name)
         if abs(off) > allowed:
             found.append(f"{name}: accuracy differs by {off:+.3f} (allowed: {allowed:.3f})")
         like = system.get("similarity")
         if like and (like["cosine"] < cosine or abs(like["length"] - 1) > norm):
             found.append(f"{name}: weights moved with cosine {like['cosine']:.3f}, length {like['length']:.3f}")
     return found
+
+
+def outside(systems: dict[str, Any]) -> str | None:
+    """What the results say where fedstrata's accuracy is not among those of its peers."""
+    accuracies = Accuracies.of(systems)
+    if accuracies.side is None:
+        return None
+    theirs = [value for values in accuracies.peers.values() for value in values]
+    furthest = max(accuracies.peers, key=lambda name: abs(accuracies.off(name)))
+    text = (
+        f"fedstrata's accuracy is {accuracies.side} those of all {len(theirs)} turns of peers ({min(theirs):.3f} … "
+        f"{max(theirs):.3f}). Furthest off is the mean of {furthest}, by {100 * abs(accuracies.off(furthest)):.1f} "
+        f"points; {100 * accuracies.allowed(furthest):.1f} are allowed. The standard deviation between a peer's turns "
+        f"is {100 * math.sqrt(accuracies.variance):.2g} points."
+    )
+    loop = systems.get("plain loop", {})
+    if "similarity" in loop and "self_similarity" in loop:
+        text += (
+            f" The plain loop's weights have the cosine {loop['similarity']['cosine']:.3f} with fedstrata's, and "
+            f"{loop['self_similarity']['cosine']:.3f} with its own from another seed."
+        )
+    return text
+
+
+def sides(results: dict[str, Any]) -> str:
+    """On which workloads fedstrata's accuracy is below, above or within the range of its peers'."""
+    found: dict[str, list[str]] = {"below": [], "above": [], "within": []}
+    for label, workload in results["workloads"].items():
+        found[Accuracies.of(workload["systems"]).side or "within"].append(label)
+    return listed([f"{side} it on {listed(labels)}" for side, labels in found.items() if labels])
+
+
+def listed(names: Sequence[str]) -> str:
+    """As words of a sentence."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def details(results: dict[str, Any]) -> str:
@@ -144,8 +217,9 @@ def details(results: dict[str, Any]) -> str:
             f"{workload['flops_per_round'] / 1e9:,.2f} GFLOP of training a round; accuracy after "
             f"{workload['rounds']} rounds."
         )
-        problems = "".join(f"\n\n**Not the same work:** {problem}" for problem in disagreements(workload["systems"]))
-        parts.append(f"### {label}\n\n{facts}\n\n{table(head, rows)}{problems}")
+        remarks = [f"**Not the same work:** {problem}" for problem in disagreements(workload["systems"])]
+        remarks += filter(None, [outside(workload["systems"])])
+        parts.append("\n\n".join([f"### {label}", facts, table(head, rows), *remarks]))
     return "\n\n".join(parts)
 
 
@@ -154,7 +228,15 @@ def growth(results: dict[str, Any]) -> str:
     found = results.get("growth")
     if not found:
         return "Not part of this run."
+    measured = [point for axis in found.values() for point in axis if "error" not in point]
+    # Older results have `memory_mb` instead, which was at least the peak of the process that started the measured one.
+    has_peaks = all("peak_mb" in point for point in measured)
     parts = []
+    if not has_peaks:
+        parts.append(
+            "Peak memory is shown for workers only: what these results have for the whole process is never below the "
+            "peak of the process that started it."
+        )
     titles = {
         "cohort": ("clients per round", "Logistic regression on MNIST, 60 samples per client, out of 100,000 clients:"),
         "clients": ("existing clients", "The same with 10 clients per round, out of more and more:"),
@@ -166,12 +248,13 @@ def growth(results: dict[str, Any]) -> str:
                 f"{point['point']:,}",
                 number(point["median"]),
                 number(point["load"]),
-                f"{point['memory_mb']:,}",
-                f"{point['worker_memory_mb']:,}",
+                *([megabytes(point["peak_mb"])] if has_peaks else []),
+                megabytes(point["worker_memory_mb"]),
             ]
             for point in points
         ]
-        head = [title, "s per round", "s to load", "peak memory, MB", "of a worker (mostly shared), MB"]
+        head = [title, "s per round", "s to load", *(["peak memory, MB"] if has_peaks else [])]
+        head += ["peak memory of a worker (mostly shared), MB"]
         parts.append(f"{text}\n\n{table(head, rows)}")
     rows = []
     for point in found.get("parameters", []):
@@ -179,18 +262,24 @@ def growth(results: dict[str, Any]) -> str:
             medians = [point["median"][name] for name in ("fedavg", "fedlayerwise")]
             over = [f"{number(value)} ({number(value / point['floor'], 2)}×)" for value in medians]
             steps = [number(point["steps"][name]) for name in ("check", "angles", "aggregate", "read")]
-            memory = f"{point['memory_mb']:,} ({point['held_mb']:,})"
-            rows.append([f"{point['numbers']:,}", *over, number(point["floor"]), *steps, memory])
+            memory = [f"{megabytes(point['peak_mb'])} ({megabytes(point['held_mb'])})"] if has_peaks else []
+            rows.append([f"{point['numbers']:,}", *over, number(point["floor"]), *steps, *memory])
     head = ["parameters", "FedAvg, s", "FedLayerWise, s", "copying as many bytes, s"]
-    head += ["check", "angles", "equation", "reading all updates", "peak memory, MB"]
+    head += ["check", "angles", "equation", "reading all updates", *(["peak memory, MB"] if has_peaks else [])]
     text = (
         "The server's share of a round with ten clients and ten layers: replies checked, weighed and aggregated. In "
         "brackets: times what copying as many bytes takes at the bandwidth of a plain copy. Then its steps one by one, "
-        "beside the sum of every update on all cores: checking that all is finite, angles, the equation. In brackets "
-        "behind the memory: the updates, the model and the new model alone."
+        "beside the sum of every update on all cores: checking that all is finite, angles, the equation."
     )
+    if has_peaks:
+        text += " In brackets behind the memory: the updates, the model and the new model alone."
     parts.append(f"{text}\n\n{table(head, rows)}")
     return "\n\n".join(parts)
+
+
+def megabytes(value: int | None) -> str:
+    """Whole ones; None where the kernel did not say."""
+    return "–" if value is None else f"{value:,}"
 
 
 def overheads(results: dict[str, Any]) -> str:
@@ -203,10 +292,13 @@ def overheads(results: dict[str, Any]) -> str:
         for name, values in algorithms.items():
             if name in ("fedavg", "error"):
                 continue
-            paired = [a / b for a, b in zip(values, algorithms["fedavg"], strict=True)]
-            over = f"{statistics.median(paired) - 1:+.1%}"
-            rows.append([f"{name} on {workload}", number(statistics.median(values)), over])
-    return table(["algorithm", "s per round", "over FedAvg"], rows)
+            paired = [a / b - 1 for a, b in zip(values, algorithms["fedavg"], strict=True)]
+            quarters = statistics.quantiles(paired, n=4, method="inclusive") if len(paired) > 1 else paired * 3
+            medians = [number(statistics.median(seconds)) for seconds in (values, algorithms["fedavg"])]
+            first, median, third = (re.sub(r"^[+-](0\.0%)$", r"\1", f"{quarter:+.1%}") for quarter in quarters)
+            rows.append([f"{name} on {workload}", *medians, median, f"{first} … {third}"])
+    head = ["algorithm", "s per round", "FedAvg's s per round", "over FedAvg, same rounds", "middle half of the rounds"]
+    return table(head, rows)
 
 
 def machine(results: dict[str, Any]) -> str:
@@ -224,7 +316,7 @@ def machine(results: dict[str, Any]) -> str:
         f"Measured on {results['made'][:10]}: {about['cpu']}, {about['cores']} cores, {about['memory_gb']:g} GB; "
         f"Python {about['python']}; {versions}. Peak: {results['peak_gflops']:.0f} GFLOP/s (float32 matrix product of "
         f"size 2048 on two threads); memory bandwidth of a copy: {results['copy_gbs']:.1f} GB/s. "
-        f"{results['repetitions']} turns of each system."
+        f"{turns_each(results)} of each system."
     )
     if results.get("note"):
         text += f" {results['note']}"
@@ -234,6 +326,36 @@ def machine(results: dict[str, Any]) -> str:
             f"than {QUIET:.0%} of it. These numbers are rough."
         )
     return text
+
+
+def turns_each(results: dict[str, Any]) -> str:
+    """How many turns the systems had that ran."""
+    systems = [system for workload in results["workloads"].values() for system in workload["systems"].values()]
+    counts = {len(system["turns"]) for system in systems if "error" not in system} or {results["repetitions"]}
+    count = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
+    return f"{count} turn{'' if counts == {1} else 's'}"
+
+
+def pfl_order(results: dict[str, Any]) -> str:
+    """In which workloads pfl did not shuffle as all others do."""
+    # A workload's results have a date of their own since pfl's script shuffles; older ones were measured without.
+    old = [label for label, workload in results["workloads"].items() if "made" not in workload]
+    if not old:
+        return ""
+    return (
+        f"The results of {listed(old)} are from before that: each turn drew one order for every user and kept it in "
+        "all rounds, each of which is one epoch there."
+    )
+
+
+def mlp_step(results: dict[str, Any]) -> str:
+    """What the comparison's round of mlp-100 is per step."""
+    median = median_seconds(results["workloads"].get("mlp-100", {"systems": {}}), "fedstrata")
+    if median is None:
+        return "mlp-100 is not among these results."
+    cores = results["machine"]["cores"]
+    step = median * cores / MLP_STEPS
+    return f"There, {number(median)} s for a round's {MLP_STEPS:,} steps on {cores} cores are {step * 1e6:.0f} µs each."
 
 
 def settings(results: dict[str, Any]) -> str:
@@ -258,6 +380,10 @@ def build(results: dict[str, Any], template: str, stem: str) -> str:
         "ratios": ratios(results),
         "details": details(results),
         "settings": settings(results),
+        "turns": turns_each(results),
+        "sides": sides(results),
+        "pfl_order": pfl_order(results),
+        "mlp_step": mlp_step(results),
         "growth": growth(results),
         "overheads": overheads(results),
         "results": f"benchmarks/results/{stem}.json",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def results():
         "Flower": {"settings": "y", "variant": "", "turns": [], "error": "exit code 1: no Ray"},
     }
     workload = {
+        "made": "2026-01-02T03:04:05",
         "description": "a test",
         "rounds": 5,
         "warm_up": 2,
@@ -37,10 +39,10 @@ def results():
         "flops_per_round": 1.1e9,
         "systems": systems,
     }
-    point = {"point": 10, "median": 0.1, "load": 1.0, "memory_mb": 500, "worker_memory_mb": 400}
+    point = {"point": 10, "median": 0.1, "load": 1.0, "peak_mb": 500, "worker_memory_mb": 400}
     steps = {"check": 0.004, "angles": 0.006, "aggregate": 0.005, "read": 0.003}
     server = {"numbers": 10_000, "median": {"fedavg": 0.02, "fedlayerwise": 0.03}, "floor": 0.01, "steps": steps}
-    server |= {"memory_mb": 300, "held_mb": 1}
+    server |= {"peak_mb": 300, "held_mb": 1}
     return {
         "made": "2026-01-02T03:04:05",
         "quick": False,
@@ -50,7 +52,7 @@ def results():
         "copy_gbs": 10.0,
         "workloads": {"logreg-250": workload},
         "growth": {"cohort": [point], "clients": [point, {"error": "exit code 1"}], "parameters": [server]},
-        "overheads": {"cnn-10": {"fedavg": [1.0, 2.0], "fedadp": [1.1, 2.2]}, "mlp-100": {"error": "exit code 1"}},
+        "overheads": {"cnn-10": {"fedavg": [1.0, 2.0], "fedadp": [1.1, 2.4]}, "mlp-100": {"error": "exit code 1"}},
     }
 
 
@@ -68,15 +70,71 @@ def test_the_page_holds_every_table(results):
     assert "| logreg-250 | 1.1 | 1.0% | 2× | – |" in text
     assert "did not run: exit code 1: no Ray" in text
     assert "pfl (1 thread)" in text
-    assert "| fedadp on cnn-10 | 1.65 | +10.0% |" in text
+    assert "| fedadp on cnn-10 | 1.75 | 1.5 | +15.0% | +12.5% … +17.5% |" in text
+    assert "| 10 | 0.1 | 1 | 500 | 400 |" in text
     assert "| 10,000 | 0.02 (2×) | 0.03 (3×) | 0.01 | 0.004 | 0.006 | 0.005 | 0.003 | 300 (1) |" in text
     assert "2026-01-02-a-cpu-growth.svg" in text
     assert "not quiet" not in text
+    assert "1 turn of each system" in text
+    assert "from before that" not in text
 
 
 def test_a_disturbed_run_says_so(results):
     results["workloads"]["logreg-250"]["systems"]["pfl"]["turns"][0]["busy"] = 0.5
     assert "not quiet**: before 1 of 2 turns" in page.machine(results)
+
+
+def test_peak_memory_is_that_of_this_program_alone():
+    """The child has a few MB; what started it has PyTorch loaded, and `ru_maxrss` would say at least as much."""
+    code = "from benchmarks.memory import peak_mb; a = peak_mb(); b'x' * (30 << 20); print(a, peak_mb())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=page.HERE.parent, stdout=subprocess.PIPE, check=True)
+    if done.stdout.split()[0] == b"None":
+        pytest.skip("the kernel does not say")
+    before, after = map(int, done.stdout.split())
+    assert before < 60
+    assert 29 <= after - before < 60
+
+
+def test_peak_memory_measured_the_old_way_is_not_shown(results):
+    for axis in results["growth"].values():
+        for point in axis:
+            if "error" not in point:
+                point["memory_mb"] = point.pop("peak_mb", 1005)
+    text = page.growth(results)
+    assert "1005" not in text
+    assert "1,005" not in text
+    assert "shown for workers only" in text
+    assert "| 10 | 0.1 | 1 | 400 |" in text
+    assert "| 10,000 | 0.02 (2×) | 0.03 (3×) | 0.01 | 0.004 | 0.006 | 0.005 | 0.003 |" in text
+
+
+def test_the_page_says_where_accuracy_is_not_among_those_of_peers(results):
+    systems = results["workloads"]["logreg-250"]["systems"]
+    assert page.outside(systems) is None, "one turn of a peer is no range"
+    systems["pfl"]["turns"] = [turn([2.0], accuracy) for accuracy in (0.81, 0.83)]
+    assert "below those of all 2 turns of peers (0.810 … 0.830)" in page.details(results)
+    assert page.sides(results) == "below it on logreg-250"
+    systems["pfl"]["turns"][0]["accuracy"] = 0.79
+    assert page.outside(systems) is None
+    assert page.sides(results) == "within it on logreg-250"
+
+
+def test_the_page_says_where_pfl_kept_its_order(results):
+    first = results["workloads"]["logreg-250"]
+    old = {key: value for key, value in first.items() if key != "made"}
+    results["workloads"] |= {"cnn-10": old, "flute-lr": old, "mlp-100": old}
+    assert "The results of cnn-10, flute-lr and mlp-100 are from before that" in page.pfl_order(results)
+
+
+def test_steps_on_the_page_are_those_of_the_workloads(results):
+    def steps(name, samples):
+        training = WORKLOADS[name].recipe["training"]
+        return training["clients_per_round"] * training["epochs"] * samples // training["batch_size"]
+
+    assert steps("mlp-100", 600) == page.MLP_STEPS
+    assert steps("flute-lr", 60) == 10 * 6
+    results["workloads"]["mlp-100"] = results["workloads"]["logreg-250"]
+    assert "1.1 s for a round's 6,000 steps on 2 cores are 367 µs each" in page.mlp_step(results)
 
 
 def test_the_page_is_made_of_the_newest_full_result(tmp_path, results):

@@ -384,6 +384,10 @@ def test_the_command_draws_what_is_stored(cli: Any, tmp_path: Path, monkeypatch:
     assert written == ["figures/small/curves.png", "figures/small/layers.png"]
     assert all((tmp_path / path).exists() for path in written)
     assert "layers-b-fedavg.png" in cli("reproduce", "small.toml", "--cells", "b", "--figures", "figures").out
+    # Those of a first impression are stored elsewhere.
+    assert "nothing is stored" in cli("reproduce", "small.toml", "--quick", "--figures", "quick").err
+    assert cli("reproduce", "small.toml", "--quick").code == 0
+    assert "quick/small-quick/curves.png" in cli("reproduce", "small.toml", "--quick", "--figures", "quick").out
     # Of all studies of ours nothing is stored here; the page has no pictures.
     everything = cli("reproduce", "--figures", "figures", "--page", "page.md", "--results", "nowhere")
     assert everything.code == 0

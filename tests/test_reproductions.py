@@ -22,7 +22,7 @@ from fedstrata.reproductions.claims import Finding, Ruling, check, compare, deci
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure
 from fedstrata.reproductions.page import build
-from fedstrata.reproductions.report import claims_table, measured_tables
+from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary
 from fedstrata.reproductions.results import Results, machine, series_of, store
 from fedstrata.reproductions.study import (
     Claim,
@@ -149,7 +149,20 @@ def test_settings_are_laid_over_each_other_in_order() -> None:
         ({"settings": {"training.ronds": 3}}, "training.ronds"),
         ({"cells": [*SMALL["cells"], SMALL["cells"][0]]}, "two have the same name"),
         ({"claims": [{**SMALL["claims"][0], "arm": "fedadp"}]}, "fedadp"),
-        ({"claims": [{**SMALL["claims"][0], "value": 1.0}]}, "either than or value"),
+        ({"claims": [{**SMALL["claims"][0], "value": 1.0}]}, "one of than, value and than_cells"),
+        ({"claims": [{**SMALL["claims"][0], "over": "fedavg"}]}, "over"),
+        (
+            {
+                "claims": [
+                    {
+                        **{k: v for k, v in SMALL["claims"][0].items() if k != "than"},
+                        "over": "fedavg",
+                        "than_cells": {"a": "c"},
+                    }
+                ]
+            },
+            "is none of a, b",
+        ),
         ({"claims": [{**SMALL["claims"][0], "relation": "similar"}]}, "margin"),
         ({"claims": [{**SMALL["claims"][0], "measure": "lowest"}]}, "lowest"),
         ({"measures": {**SMALL["measures"], "x": {"title": "x", "kind": "at"}}}, "round"),
@@ -216,6 +229,7 @@ SERIES = {
         ({"kind": "at", "round": 3, "series": ["angle.0", "angle.1"]}, 1.2),
         ({"kind": "at", "round": 2}, math.nan),  # not evaluated
         ({"kind": "at_equal_upload"}, 0.6),  # 60 are affordable, 100 are not
+        ({"kind": "upload"}, 100),
     ],
     ids=str,
 )
@@ -402,6 +416,55 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert ruling.verdict == "holds in part"
 
 
+def test_an_advantage_is_compared_between_cells() -> None:
+    """In a FedLDF is 0.2 and 0.1 above FedAvg, in b 0.05 above and 0.1 below; seed 2 is not in both."""
+    claims = [
+        {
+            "text": "FedLDF's advantage is larger",
+            "paper": "p",
+            "measure": "final",
+            "arm": "fedldf",
+            "over": "fedavg",
+            "relation": "higher",
+            "than_cells": {"a": "b"},
+        }
+    ]
+    results = results_of(
+        {
+            "a": {"fedavg": {0: [0.5], 1: [0.6], 2: [0.1]}, "fedldf": {0: [0.7], 1: [0.7], 2: [0.2]}},
+            "b": {"fedavg": {0: [0.45], 1: [0.5]}, "fedldf": {0: [0.5], 1: [0.4]}},
+        },
+        claims=claims,
+    )
+    study = results.study
+    ruling = check(study.claims[0], results)
+    (found,) = ruling.findings
+    assert (found.cell, found.than, found.outcome) == ("a", "b", "holds")
+    assert found.ours == pytest.approx([0.2, 0.1])
+    assert found.theirs == pytest.approx([0.05, -0.1])
+    assert summary(study, ruling) == "+15.00, +20.00 points"
+    assert differences_table(results, ruling).rows[0][1] == "fedldf − fedavg, minus that of larger steps"
+    assert study.in_cells(study.cells).claims == study.claims
+    assert study.in_cells(study.cells[:1]).claims == []  # one of the two cells is no comparison
+
+
+def test_many_comparisons_in_a_line() -> None:
+    """The most common outcome is told by its number, the others with their places."""
+    cells = [{"name": name, "title": f"cell {name}, as it is"} for name in "abc"]
+    claims = [{**SMALL["claims"][0], "measure": "final"}]
+    curves = {
+        "a": {"fedavg": {0: [0.5], 1: [0.5], 2: [0.5]}, "fedldf": {0: [0.7], 1: [0.6], 2: [0.8]}},
+        "b": {"fedavg": {0: [0.5], 1: [0.5], 2: [0.5]}, "fedldf": {0: [0.4], 1: [0.3], 2: [0.2]}},
+        "c": {"fedavg": {0: [0.5], 1: [0.5], 2: [0.5]}, "fedldf": {0: [0.6], 1: [0.7], 2: [0.9]}},
+    }
+    results = results_of(curves, cells=cells, claims=claims, quick={"rounds": 2})
+    ruling = check(results.study.claims[0], results)
+    assert summary(results.study, ruling) == (
+        "2 of 3 hold, 1 fails (cell b, as it is); medians −20.00 to +20.00 points"
+    )
+    assert not ruling.hint
+
+
 def test_tables_show_every_seed_below_five_and_an_interval_from_five_on() -> None:
     few = results_of({"a": {"fedavg": {0: [0.5], 1: [1.0]}, "fedldf": {0: [0.25], 1: [0.75]}}, "b": {}})
     final, rounds = measured_tables(few)
@@ -409,7 +472,7 @@ def test_tables_show_every_seed_below_five_and_an_interval_from_five_on() -> Non
     assert final.rows == [["as it is", "50.00", "50.00, 100.00", "25.00, 75.00"], ["larger steps", "–", "–", "–"]]
     assert rounds.rows[0] == ["as it is", ">3, 1", ">3, >3"]
     assert claims_table(few).rows == [
-        ["FedLDF is higher", "both", "0 of 2; fails in all that ran; not run: 1", "2", "does not hold"]
+        ["FedLDF is higher", "both", "−25.00, −25.00 points, 1 not run", "2", "does not hold (a hint: 2 seeds)"]
     ]
     many = {seed: [0.1 * (seed + 1)] for seed in range(5)}
     five = results_of({"a": {"fedavg": many, "fedldf": many}, "b": {}})
@@ -655,7 +718,7 @@ def test_the_list_says_what_exists_and_how_long_it_takes(cli: Any, tmp_path: Pat
         assert "nothing" in line
 
 
-def test_quick_ends_with_the_table_and_stores_nothing(
+def test_quick_ends_with_the_table_and_is_stored_apart(
     cli: Any, small_file: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -666,10 +729,11 @@ def test_quick_ends_with_the_table_and_stores_nothing(
     assert "FedLDF is higher" in answer.out
     assert not (tmp_path / "results").exists()
     assert "nothing is stored" in cli("reproduce", small_file, "--show").err
-    assert (
-        "FedLDF is higher"
-        in cli("reproduce", small_file, "--show", "--quick", "--results", "reproductions/small-quick/results").out
-    )
+    again = cli("reproduce", small_file, "--quick", "--show")
+    assert again.code == 0, again.err
+    assert "FedLDF is higher" in again.out
+    assert again.out == cli("reproduce", small_file, "--quick", "--show", "--out", "reproductions/small-quick").out
+    assert "nothing is stored" in cli("reproduce", small_file, "--quick", "--show", "--results", "results").err
 
 
 def test_wrong_requests(cli: Any, small_file: Path) -> None:

@@ -23,13 +23,24 @@ if TYPE_CHECKING:
     from fedstrata.reproductions.report import TextTable
     from fedstrata.reproductions.study import Study, StudyRun
 
-Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where small results are stored.")]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        "--results",
+        metavar="DIR",
+        help="Stored results; results if not given, with --quick reproductions/NAME-quick/results.",
+    ),
+]
+_RESULTS = Path("results")
 
 
 def reproduce_command(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A study from --list, or a .toml file.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="What exists, how long it takes, what is stored.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A first impression in minutes; nothing is stored.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="A first impression: few rounds, seeds and cells; stored apart from the others."),
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="The tables of what is stored; runs nothing.")] = False,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Write the page of all stored results; runs nothing.")
@@ -41,9 +52,12 @@ def reproduce_command(
     seeds: Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; the study's own if not given.")] = None,
     cells: Annotated[str | None, typer.Option("--cells", help="Only these, with commas between.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Run directories; reproductions/NAME if not given.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Run directories; reproductions/NAME, or NAME-quick there, if not given."
+        ),
     ] = None,
-    results: Results = Path("results"),
+    results: Results = None,
     data: Data = None,
     cores: Annotated[int | None, typer.Option("--workers", help="Runs side by side; all cores if not given.")] = None,
 ) -> None:
@@ -63,18 +77,20 @@ def reproduce_command(
     """
     console = Console()
     if list_all:
-        console.print(_overview(results))
+        console.print(_overview(results or _RESULTS))
         return
     if name is None and figures is not None:
         from fedstrata.reproductions.study import load_study, studies
 
         for known in studies():
-            _draw(console, load_study(known), results, figures, Path("reproductions") / known)
+            each = load_study(known).quickened() if quick else load_study(known)
+            folder, store = _places(each, quick, None, results)
+            _draw(console, each, store, figures, folder)
     if page is not None:
         from fedstrata.reproductions.page import build
 
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(build(results, page.parent / "figures"), encoding="utf-8")
+        page.write_text(build(results or _RESULTS, page.parent / "figures"), encoding="utf-8")
         console.print(f"written: {page}", highlight=False, soft_wrap=True)
     if page is not None or (name is None and figures is not None):
         return
@@ -84,17 +100,15 @@ def reproduce_command(
 
     whole = load_study(name)
     study = _only(whole.quickened() if quick else whole, cells)
+    folder, store = _places(study, quick, out, results)
     if show:
-        _show(console, study, results)
+        _show(console, study, store)
         return
     if figures is not None:
-        folder = out or Path("reproductions") / study.name
-        if not _draw(console, study, results, figures, folder, every_layer=cells is not None):
-            raise UserError(f"{results / study.name}: nothing is stored of this study")
+        if not _draw(console, study, store, figures, folder, every_layer=cells is not None):
+            raise UserError(f"{store / study.name}: nothing is stored of this study")
         return
     chosen = parse_seeds(seeds) if seeds is not None else list(range(study.seeds))
-    folder = out or Path("reproductions") / study.name
-    store = folder / "results" if quick else results
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
     try:
@@ -108,6 +122,12 @@ def reproduce_command(
     console.print(f"stored: {store / study.name}; run directories: {folder}", highlight=False, soft_wrap=True)
 
 
+def _places(study: Study, quick: bool, out: Path | None, results: Path | None) -> tuple[Path, Path]:
+    """Where run directories are, and where results are stored."""
+    folder = out or Path("reproductions") / study.name
+    return folder, results or (folder / "results" if quick else _RESULTS)
+
+
 def _only(study: Study, cells: str | None) -> Study:
     if cells is None:
         return study
@@ -116,13 +136,7 @@ def _only(study: Study, cells: str | None) -> Study:
     for name in names:
         if name not in known:
             raise UserError(f"--cells = {name!r}: there are {', '.join(known)}")
-    claims = [
-        claim.model_copy(update={"cells": kept})
-        for claim in study.claims
-        if (kept := [name for name in claim.cells or known if name in names])
-    ]
-    chosen = [cell for cell in study.cells if cell.name in names]
-    return study.model_copy(update={"cells": chosen, "claims": claims})
+    return study.in_cells([cell for cell in study.cells if cell.name in names])
 
 
 def _quick_note(whole: Study, study: Study, seeds: int) -> str:
@@ -147,19 +161,9 @@ def _overview(results: Path) -> Table:
         study = load_study(name)
         found = Results.stored(study, results)
         stored = seeds_stored(found) if any(found.all_seeds()) else "nothing"
-        about = "at most" if study.stops_early() else "about"
         runs = str(len(study.cells) * len(study.arms) * study.seeds)
-        table.add_row(
-            name, escape(f"{study.paper}: {study.shows}"), runs, f"{about} {_long(study.seconds(cores))}", stored
-        )
+        table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, study.expected_time(cores), stored)
     return table
-
-
-def _long(seconds: float) -> str:
-    """A duration that is only an estimate."""
-    if seconds < 5400:
-        return f"{max(1, round(seconds / 60))} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 def _show(console: Console, study: Study, results: Path) -> None:

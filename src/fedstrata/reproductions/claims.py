@@ -12,16 +12,19 @@ thousand. A seed without a number, as of rounds that were not run, does not coun
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedstrata.compare import ENOUGH_SEEDS, estimate
+from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Claim
 
 RESOLUTION = 0.5e-4
 """Of accuracies: smaller differences mean nothing."""
+
+FEW_SEEDS = 3
+"""With fewer, a verdict is only a hint."""
 
 Outcome = Literal["holds", "open", "fails"]
 Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested"]
@@ -29,7 +32,7 @@ Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison: a cell, what was compared with (an arm, or the claim's value), and the numbers seed by seed."""
+    """One comparison: a cell, what it was compared with (an arm, a value, a cell), and the numbers seed by seed."""
 
     cell: str
     than: str
@@ -69,6 +72,11 @@ class Ruling:
             return "holds in part"
         return "does not hold" if self.count("fails") else "open"
 
+    @property
+    def hint(self) -> bool:
+        """Whether the verdict rests on too few seeds somewhere."""
+        return any(finding.seeds < FEW_SEEDS for finding in self.findings)
+
     def count(self, outcome: Outcome) -> int:
         """How many comparisons came out so."""
         return sum(finding.outcome == outcome for finding in self.findings)
@@ -78,22 +86,36 @@ def check(claim: Claim, results: Results) -> Ruling:
     """Compare in every cell that the claim speaks of."""
     findings, missing = [], 0
     resolution = RESOLUTION if results.study.measures[claim.measure].unit in ("%", "points") else 0.0
-    for cell in claim.cells or [cell.name for cell in results.study.cells]:
-        for than in claim.than or [""]:  # a number has no arm
-            seeds = results.seeds(cell, *filter(None, [claim.arm, than]))
-            ours = results.values(claim.measure, cell, claim.arm, seeds)
-            if than:
-                theirs = results.values(claim.than_measure or claim.measure, cell, than, seeds)
-            else:
-                theirs = [float(claim.value or 0.0)] * len(seeds)
-            pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
-            if not pairs:
-                missing += 1
-                continue
-            ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-            label = than or f"{claim.value:g}"
-            findings.append(Finding(cell, label, ours, theirs, compare(claim, ours, theirs, resolution)))
+    for cell, than, ours, theirs in _comparisons(claim, results):
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
+        if not pairs:
+            missing += 1
+            continue
+        ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+        findings.append(Finding(cell, than, ours, theirs, compare(claim, ours, theirs, resolution)))
     return Ruling(claim, findings, missing)
+
+
+def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, list[float], list[float]]]:
+    """Cell, what it is compared with, and both sides' numbers by seed."""
+    for cell, other in claim.than_cells.items():
+        assert claim.over is not None
+        common = set(results.seeds(cell, claim.arm, claim.over)) & set(results.seeds(other, claim.arm, claim.over))
+        here, there = (
+            [results.values(claim.measure, where, arm, sorted(common)) for arm in (claim.arm, claim.over)]
+            for where in (cell, other)
+        )
+        yield cell, other, paired_differences(*here), paired_differences(*there)
+    if claim.than_cells:
+        return
+    for cell in claim.cells or [cell.name for cell in results.study.cells]:
+        for than in claim.than:
+            seeds = results.seeds(cell, claim.arm, than)
+            theirs = results.values(claim.than_measure or claim.measure, cell, than, seeds)
+            yield cell, than, results.values(claim.measure, cell, claim.arm, seeds), theirs
+        if claim.value is not None:
+            ours = results.values(claim.measure, cell, claim.arm, results.seeds(cell, claim.arm))
+            yield cell, f"{claim.value:g}", ours, [claim.value] * len(ours)
 
 
 def compare(claim: Claim, ours: Sequence[float], theirs: Sequence[float], resolution: float = 0.0) -> Outcome:

@@ -54,6 +54,8 @@ def measure(
 
 
 def _measure(what: Measure, series: Series, name: str, target: float | None, budget: float, failed: bool) -> float:
+    if what.kind == "upload":
+        return cumulative_upload(series)[-1]
     if failed and (what.kind not in ("rounds_to", "upload_to", "best") or not _is_recorded(series, name)):
         return math.inf if what.kind in ("rounds_to", "upload_to") else _worst(name)
     values = read(series, name)

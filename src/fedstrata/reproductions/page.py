@@ -5,31 +5,39 @@ python -m fedstrata reproduce --page docs/reproductions.md --figures docs/figure
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import Ruling, check
-from fedstrata.reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary
+from fedstrata.reproductions.claims import FEW_SEEDS, Ruling, check
+from fedstrata.reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary, verdict
 from fedstrata.reproductions.results import Results, made_on
 from fedstrata.reproductions.study import Study, load_study, studies
 
 _INTRODUCTION = """\
 # Reproductions
 
-Every claim of the five papers that says something measurable, beside what we measured. The page is made by
-`make page` from the studies in `src/fedstrata/studies/` and the results in `results/`; a test fails when they do not
-agree. `fedstrata reproduce NAME` runs a study again.
+The measurable claims of the five papers, and some questions of our own, beside what we measured. The page is made by
+`make page` from the studies in `src/fedstrata/studies/` and the results in [`results/`](../results), which have every
+round of every run; a test fails when they do not agree. `fedstrata reproduce NAME` runs a study again.
+
+{state}
 
 Arms are compared seed by seed: unless the study changes just that, all arms of a seed share partition, initial
 weights, client samples and batches. Below five seeds every seed's value is shown; from five on the median and a
-nominal 95 % bootstrap interval of it (with five seeds: from the smallest value to the largest). A target that was not
-reached within T rounds counts as “>T” and stays in: of a pair, “neither” says that both missed it, “fedadp only” that
-only this arm reached it. A seed in which neither did, or in which accuracies differ by less than half an image of ten
-thousand, decides nothing. In one cell a comparison *holds* if every seed favours it, from five seeds on if the
-interval of the paired differences does; it *fails* if the same is true of the opposite, and is *open* otherwise. A
-claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (which is no evidence
-against it), and *does not hold* otherwise; *not tested* means that nothing is stored that could be compared. With few
-seeds, a verdict is only a hint. “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
+nominal 95 % bootstrap interval of it (with five seeds: from the smallest value to the largest), unless some seeds have
+no number. The median of differences is not the difference of medians. A target that was not reached within T rounds
+counts as “>T” and stays in: of a pair, “neither” says that both missed it, “fedadp only” that only this arm reached it.
+
+In one cell a comparison *holds* if every seed favours it, from five seeds on if the interval of the paired differences
+does; it *fails* if the same is true of the opposite, and is *open* otherwise. A seed favours neither side if neither
+arm reached the target or, where nothing but the sign is asked, if accuracies differ by less than half an image of ten
+thousand. A claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (which is no
+evidence against it), and *does not hold* otherwise; *not tested* means that nothing is stored that could be compared.
+From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
+“5 of 10 seeds” says that a study was planned with ten and five are stored so far.
 """
 
 
@@ -39,7 +47,7 @@ def build(results: Path, figures: Path) -> str:
     papers = sorted({study.paper for study in known}, key=_order)
     known.sort(key=lambda study: (papers.index(study.paper), study.name))
     found = [Results.stored(study, results) for study in known]
-    parts = [_INTRODUCTION, "## All claims\n", _markdown(_all_claims(found))]
+    parts = [_INTRODUCTION.format(state=_state(found)), "## All claims\n", _markdown(_all_claims(found))]
     for paper in papers:
         parts.append(f"## {paper}\n")
         parts += [_section(one, figures) for one in found if one.study.paper == paper]
@@ -47,6 +55,17 @@ def build(results: Path, figures: Path) -> str:
     if machines:
         parts.append("## Made with\n\n" + "\n".join(f"- {machine}" for machine in machines) + "\n")
     return "\n".join(parts)
+
+
+def _state(found: list[Results]) -> str:
+    """How much of it is there."""
+    rulings = [check(claim, results) for results in found for claim in results.study.claims]
+    tested = [ruling for ruling in rulings if ruling.findings]
+    return (
+        f"**So far** {sum(any(results.all_seeds()) for results in found)} of {len(found)} studies have stored results; "
+        f"{len(tested)} of {len(rulings)} claims and questions are tested, "
+        f"{sum(ruling.hint for ruling in tested)} of these with fewer than {FEW_SEEDS} seeds."
+    )
 
 
 _PAPERS = ["FedAdp", "FedLayerWise", "FedLDF", "Adaptive μ", "FedLap"]
@@ -63,8 +82,8 @@ def _all_claims(found: list[Results]) -> TextTable:
         study = results.study
         for claim in study.claims:
             ruling = check(claim, results)
-            measured, verdict = summary(study, ruling), f"**{ruling.verdict}**"
-            row = [study.paper, claim.text, claim.paper, measured, seeds_of(ruling), verdict, _why(ruling)]
+            measured, word = summary(study, ruling), verdict(ruling, mark="**")
+            row = [study.paper, claim.text, claim.paper, measured, seeds_of(ruling), word, _why(ruling)]
             rows.append([*row, f"[{study.name}](#{_anchor(study)})"])
     return TextTable("", ["paper", "claim", "reported", "measured", "seeds", "verdict", "why", "study"], rows)
 
@@ -75,18 +94,15 @@ def _why(ruling: Ruling) -> str:
         return "nothing to compare is stored"
     if ruling.claim.why:
         return ruling.claim.why
-    reasons = []
-    if ruling.count("holds"):
-        reasons.append(f"{ruling.count('holds')} clear")
     undecided = [finding for finding in ruling.findings if finding.outcome == "open"]
     missed = sum(2 * finding.censored > finding.seeds for finding in undecided)
-    if missed:
-        reasons.append(f"{missed} where in most seeds neither reached the target")
-    if len(undecided) > missed:
-        reasons.append(f"{len(undecided) - missed} where the seeds do not decide")
-    if ruling.count("fails"):
-        reasons.append(f"{ruling.count('fails')} clearly not so")
-    return ", ".join(reasons)
+    counts = {
+        "decided in its favour": ruling.count("holds"),
+        "decided against it": ruling.count("fails"),
+        "with seeds that do not decide": len(undecided) - missed,
+        "with neither at the target in most seeds": missed,
+    }
+    return ", ".join(text if len(ruling.findings) == 1 else f"{n} {text}" for text, n in counts.items() if n)
 
 
 def _anchor(study: Study) -> str:
@@ -102,7 +118,7 @@ def _section(results: Results, figures: Path) -> str:
         lines.append(study.notes.strip() + "\n")
     lines.append(_setting(study))
     if not any(results.all_seeds()):
-        lines.append("No results are stored.\n")
+        lines.append(f"No results are stored; two cores need {study.expected_time(2)}.\n")
         return "\n".join(lines)
     for plot in study.plots:
         if (figures / study.name / f"{plot.name}.png").exists():
@@ -112,16 +128,38 @@ def _section(results: Results, figures: Path) -> str:
         ruling = check(claim, results)
         if len(ruling.findings) > 1:
             table = differences_table(results, ruling)
-            lines.append(f"{table.title}: {ruling.verdict}.\n\n{_markdown(table)}")
+            lines.append(f"{table.title}: {verdict(ruling)}.\n\n{_markdown(table)}")
+        else:
+            lines.append(f"{claim.text}: {verdict(ruling)}; {summary(study, ruling)}.\n")
     lines += [f"- {note}" for note in (*results.sources, *results.notes)]
     return "\n".join(lines) + "\n"
 
 
 def _setting(study: Study) -> str:
+    """What the arms and cells are, in full."""
     recipe = load(study.recipe)
-    changes = ", ".join(f"{key} = {value}" for key, value in study.settings.items())
-    text = f"Recipe `{study.recipe}` ({recipe.description})"
-    return f"{text}, with {changes}.\n" if changes else f"{text}.\n"
+    changes = ", ".join(f"{key} = {_written(value)}" for key, value in study.settings.items())
+    text = f"Recipe `{study.recipe}` ({recipe.description})" + (f", with {changes}" if changes else "")
+    arms = [[name, _algorithm(arm.algorithm), _settings(arm.settings)] for name, arm in study.arms.items()]
+    cells = [[cell.title, f"`{cell.recipe}`" if cell.recipe else "", _settings(cell.settings)] for cell in study.cells]
+    tables = [["arm", "algorithm", "settings"], *arms], [["cell", "recipe", "settings"], *cells]
+    shown = "\n".join(_markdown(TextTable("", head, rows)) for head, *rows in tables)
+    return f"<details><summary>Settings</summary>\n\n{text}.\n\n{shown}\n</details>\n"
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {_written(value)}" for key, value in settings.items())
+
+
+def _algorithm(algorithm: str | Mapping[str, Any]) -> str:
+    return f"`{algorithm}`" if isinstance(algorithm, str) else _settings(algorithm)
+
+
+def _written(value: Any) -> str:
+    """As in a recipe."""
+    if isinstance(value, Mapping):
+        return "{ " + _settings(value) + " }"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _markdown(table: TextTable) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,9 @@ def differences_table(results: Results, ruling: Ruling) -> TextTable:
     titles = {cell.name: cell.title for cell in study.cells}
     rows = []
     for found in ruling.findings:
-        pair = claim.arm if claim.value is not None else f"{claim.arm} − {found.than}"
+        pair = claim.arm if claim.value is not None else f"{claim.arm} − {claim.over or found.than}"
+        if claim.than_cells:
+            pair += f", minus that of {titles[found.than]}"
         numbers = difference(study, ruling, found) + _unit_of_difference(study, ruling)
         rows.append([titles[found.cell], pair, str(found.seeds), numbers, found.outcome])
     return TextTable(claim.text, ["cell", "pair", "seeds", study.measures[claim.measure].title, "outcome"], rows)
@@ -79,27 +82,56 @@ def differences_table(results: Results, ruling: Ruling) -> TextTable:
 def claims_table(results: Results) -> TextTable:
     """One row per claim."""
     rulings = [check(claim, results) for claim in results.study.claims]
-    rows = [[r.claim.text, r.claim.paper, summary(results.study, r), seeds_of(r), r.verdict] for r in rulings]
+    rows = [[r.claim.text, r.claim.paper, summary(results.study, r), seeds_of(r), verdict(r)] for r in rulings]
     return TextTable("claims", ["claim", "paper", "measured", "seeds", "verdict"], rows)
+
+
+def verdict(ruling: Ruling, mark: str = "") -> str:
+    """A claim's verdict, between marks, and whether it is more than a hint."""
+    return f"{mark}{ruling.verdict}{mark}" + (f" (a hint: {_many(ruling)})" if ruling.hint else "")
+
+
+def _many(ruling: Ruling) -> str:
+    return f"{seeds_of(ruling)} seed{'s' * (seeds_of(ruling) != '1')}"
+
+
+_OUTCOMES: list[tuple[Outcome, str, str]] = [
+    ("holds", "holds", "hold"),
+    ("open", "is open", "are open"),
+    ("fails", "fails", "fail"),
+]
 
 
 def summary(study: Study, ruling: Ruling) -> str:
     """How a claim came out, in a line: the numbers where there is one comparison, else how often and where it held."""
     if not ruling.findings:
         return "–"
-    if len(ruling.findings) == 1 and not ruling.missing:
-        return difference(study, ruling, ruling.findings[0]) + _unit_of_difference(study, ruling)
-    parts = [f"{ruling.count('holds')} of {len(ruling.findings) + ruling.missing}"]
-    outcomes: list[Outcome] = ["holds", "open", "fails"]
-    for outcome in outcomes:
-        places = [_place(study, ruling, f) for f in ruling.findings if f.outcome == outcome]
-        if len(places) == len(ruling.findings):
-            parts.append(f"{outcome} {'in all that ran' if ruling.missing else 'everywhere'}")
+    not_run = f", {ruling.missing} not run" if ruling.missing else ""
+    if len(ruling.findings) == 1:
+        return difference(study, ruling, ruling.findings[0]) + _unit_of_difference(study, ruling) + not_run
+    count, most = len(ruling.findings), max(ruling.count(outcome) for outcome, _, _ in _OUTCOMES)
+    parts, rest = [], ""
+    for outcome, one, many in _OUTCOMES:
+        places = [_place(study, ruling, finding) for finding in ruling.findings if finding.outcome == outcome]
+        if places and len(places) == most and not rest:  # the most common outcome is that of all others
+            rest = (
+                f"{'both' if count == 2 else f'all {count}'} {many}"
+                if most == count
+                else f"{most} of {count} {one if most == 1 else many}"
+            )
         elif places:
-            parts.append(f"{outcome}: {', '.join(places)}")
-    if ruling.missing:
-        parts.append(f"not run: {ruling.missing}")
-    return "; ".join(parts)
+            parts.append(f"{len(places)} {one if len(places) == 1 else many} ({'; '.join(places)})")
+    return ", ".join([rest, *parts]) + not_run + _range(study, ruling)
+
+
+def _range(study: Study, ruling: Ruling) -> str:
+    """From the smallest median of the comparisons to the largest."""
+    found = [numbers(study, ruling, finding) for finding in ruling.findings]
+    if not all(math.isfinite(value) for values in found for value in values):
+        return ""
+    medians = [statistics.median(values) for values in found]
+    low, high = (_signed(study, ruling, value) for value in (min(medians), max(medians)))
+    return f"; medians {low if low == high else f'{low} to {high}'}{_unit_of_difference(study, ruling)}"
 
 
 def _unit_of_difference(study: Study, ruling: Ruling) -> str:
@@ -111,7 +143,7 @@ def _unit_of_difference(study: Study, ruling: Ruling) -> str:
 
 def _as_share(ruling: Ruling, what: Measure) -> bool:
     """Whether differences are written in % of theirs: where the claim is about a share, and of bytes."""
-    return ruling.claim.value is None and (ruling.claim.factor != 1 or what.kind == "upload_to")
+    return ruling.claim.value is None and (ruling.claim.factor != 1 or what.kind in ("upload_to", "upload"))
 
 
 def seeds_of(ruling: Ruling) -> str:
@@ -126,7 +158,8 @@ def _place(study: Study, ruling: Ruling, finding: Finding) -> str:
     cell = next(cell.title for cell in study.cells if cell.name == finding.cell)
     if len(ruling.claim.than) < 2:
         return cell
-    return f"{cell} / {finding.than}" if len({f.cell for f in ruling.findings}) > 1 else finding.than
+    against = f"against {finding.than}"
+    return f"{cell}, {against}" if len({f.cell for f in ruling.findings}) > 1 else against
 
 
 # --- how numbers are written -----------------------------------------------------------------------------------------
@@ -138,7 +171,7 @@ def write(what: Measure, value: float, limit: int) -> str:
         return "–"
     if what.kind == "rounds_to":
         return f">{limit}" if math.isinf(value) else f"{value:g}"
-    if what.kind == "upload_to":
+    if what.kind in ("upload_to", "upload"):
         return "not reached" if math.isinf(value) else size(value)
     if what.unit in ("%", "points"):
         return f"{100 * value:.2f}"
@@ -159,32 +192,42 @@ def spread(what: Measure, values: Sequence[float], limit: int) -> str:
 def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
     """Ours minus theirs, or the value itself where the claim is about a number; in % of theirs where it is a share."""
     claim = ruling.claim
-    what = study.measures[claim.measure]
-    cell = next(cell for cell in study.cells if cell.name == finding.cell)
     if claim.value is not None:
-        return spread(what, finding.ours, study.rounds(cell))
-    if _as_share(ruling, what):
-        pairs = zip(finding.ours, finding.theirs, strict=True)
-        numbers = [_share(a, b) for a, b in pairs]
-    else:
-        numbers = paired_differences(finding.ours, finding.theirs)
+        cell = next(cell for cell in study.cells if cell.name == finding.cell)
+        return spread(study.measures[claim.measure], finding.ours, study.rounds(cell))
 
     def signed(value: float) -> str:
         if math.isnan(value):
             return "neither"
         if math.isinf(value):
             return f"{finding.than} only" if value > 0 else f"{claim.arm} only"
-        text = f"{100 * abs(value):.0f} %" if _as_share(ruling, what) else write(what, abs(value), 0)
-        sign = "−" if value < 0 else "+"
-        return (sign if any(digit in text for digit in "123456789") else "±") + text
+        return _signed(study, ruling, value)
 
-    finite = not any(math.isnan(value) for value in numbers)
-    two_sided = math.inf in numbers and -math.inf in numbers
-    if len(numbers) < ENOUGH_SEEDS or not finite or two_sided:
-        return ", ".join(map(signed, numbers))
-    known = estimate(numbers)
+    found = numbers(study, ruling, finding)
+    two_sided = math.inf in found and -math.inf in found
+    if len(found) < ENOUGH_SEEDS or any(map(math.isnan, found)) or two_sided:
+        return ", ".join(map(signed, found))
+    known = estimate(found)
     assert known.interval is not None
     return f"{signed(known.median)} [{signed(known.interval[0])}, {signed(known.interval[1])}]"
+
+
+def numbers(study: Study, ruling: Ruling, finding: Finding) -> list[float]:
+    """What the seeds say to a claim: differences, shares, or values."""
+    if ruling.claim.value is not None:
+        return finding.ours
+    if _as_share(ruling, study.measures[ruling.claim.measure]):
+        return [_share(a, b) for a, b in zip(finding.ours, finding.theirs, strict=True)]
+    return paired_differences(finding.ours, finding.theirs)
+
+
+def _signed(study: Study, ruling: Ruling, value: float) -> str:
+    what = study.measures[ruling.claim.measure]
+    if ruling.claim.value is not None:
+        return write(what, value, 0)
+    text = f"{100 * abs(value):.0f} %" if _as_share(ruling, what) else write(what, abs(value), 0)
+    sign = "−" if value < 0 else "+"
+    return (sign if any(digit in text for digit in "123456789") else "±") + text
 
 
 def _share(ours: float, theirs: float) -> float:

@@ -43,7 +43,7 @@ class Measure(BaseModel):
     model_config = _STRICT
 
     title: str
-    kind: Literal["rounds_to", "upload_to", "final", "best", "at", "mean", "deviation", "at_equal_upload"]
+    kind: Literal["rounds_to", "upload_to", "final", "best", "at", "mean", "deviation", "at_equal_upload", "upload"]
     series: str | list[str] = Field("test.accuracy", description="or a list, whose mean is taken")
     target: float | None = Field(None, description="of rounds_to and upload_to; the recipe's if not given")
     round: int | None = Field(None, ge=1, description="of at")
@@ -64,7 +64,7 @@ class Measure(BaseModel):
     @property
     def unit(self) -> Literal["", "%", "points", "°"]:
         """What its numbers are in, if anything."""
-        if self.kind in ("rounds_to", "upload_to"):
+        if self.kind in ("rounds_to", "upload_to", "upload"):
             return ""
         if self.names[0].rpartition(".")[2] in ("accuracy", "error"):
             return "points" if self.kind == "deviation" else "%"
@@ -94,7 +94,10 @@ class StudyCell(BaseModel):
 
 
 class Claim(BaseModel):
-    """A statement of the paper about measures: `arm` is lower than, higher than or similar to `than` or `value`."""
+    """A statement of the paper about measures: `arm` is lower than, higher than or similar to `than` or `value`.
+
+    Or its advantage over another arm is, in one cell, lower, higher or similar to what it is in another cell.
+    """
 
     model_config = _STRICT
 
@@ -106,6 +109,8 @@ class Claim(BaseModel):
     than: list[str] = Field(default_factory=list, description="arms; each is a comparison of its own")
     than_measure: str | None = Field(None, description="the others' measure, where it is another one")
     value: float | None = Field(None, description="a number, instead of other arms")
+    over: str | None = Field(None, description="with than_cells: the arm that the advantage is over")
+    than_cells: dict[str, str] = Field(default_factory=dict, description="cell = the cell it is compared with")
     factor: float = Field(1.0, gt=0, description="the others' value is multiplied by this: 0.6 is “40 % lower”")
     margin: float = Field(0.0, description="lower or higher by at least this, which may be below 0; similar within it")
     cells: list[str] | None = Field(None, description="where it is said; everywhere if not given")
@@ -118,7 +123,10 @@ class Claim(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Claim:
-        require(bool(self.than) != (self.value is not None), "than", self.than, "give either than or value")
+        given = [bool(self.than), self.value is not None, bool(self.than_cells)]
+        require(sum(given) == 1, "than", self.than, "give one of than, value and than_cells")
+        require(bool(self.than_cells) == (self.over is not None), "over", self.over, "belongs to than_cells")
+        require(not (self.than_cells and self.cells), "cells", self.cells, "than_cells says where")
         require(self.relation != "similar" or self.margin > 0, "margin", self.margin, "similar needs one above 0")
         return self
 
@@ -202,8 +210,8 @@ class Study(BaseModel):
         require(len(set(names)) == len(names), "cells", names, "two have the same name")
         for claim in self.claims:
             self._known("claims.measure", [claim.measure, *filter(None, [claim.than_measure])], self.measures)
-            self._known("claims.arm", [claim.arm, *claim.than], self.arms)
-            self._known("claims.cells", claim.cells or [], names)
+            self._known("claims.arm", [claim.arm, *claim.than, *filter(None, [claim.over])], self.arms)
+            self._known("claims.cells", [*(claim.cells or []), *claim.than_cells, *claim.than_cells.values()], names)
         for cell in self.cells:
             self._known(f"cells.{cell.name}.reported", cell.reported, self.measures)
             for values in cell.reported.values():
@@ -257,7 +265,6 @@ class Study(BaseModel):
         quick = self.quick
         cells = [cell for cell in self.cells if quick.cells is None or cell.name in quick.cells]
         arms = {name: arm for name, arm in self.arms.items() if quick.arms is None or name in quick.arms}
-        names = [cell.name for cell in cells]
         cells = [
             cell.model_copy(
                 update={
@@ -270,14 +277,20 @@ class Study(BaseModel):
             )
             for cell in cells
         ]
-        claims = [
-            claim.model_copy(update={"cells": kept})
-            for claim in self.claims
-            if {claim.arm, *claim.than} <= set(arms)
-            and (kept := [name for name in claim.cells or names if name in names])
-        ]
-        changes = {"cells": cells, "arms": arms, "claims": claims, "seeds": min(quick.seeds, self.seeds)}
-        return self.model_copy(update={"name": f"{self.name}-quick", **changes})
+        changes = {"name": f"{self.name}-quick", "arms": arms, "seeds": min(quick.seeds, self.seeds)}
+        claims = [claim for claim in self.claims if {claim.arm, *claim.than, claim.over or claim.arm} <= set(arms)]
+        return self.model_copy(update={**changes, "claims": claims}).in_cells(cells)
+
+    def in_cells(self, cells: list[StudyCell]) -> Study:
+        """The study in these cells alone, with the claims that speak of any of them."""
+        names, claims = [cell.name for cell in cells], []
+        for claim in self.claims:
+            if claim.than_cells:
+                kept = {cell: other for cell, other in claim.than_cells.items() if {cell, other} <= set(names)}
+                claims += [claim.model_copy(update={"than_cells": kept})] if kept else []
+            elif chosen := [name for name in claim.cells or names if name in names]:
+                claims.append(claim.model_copy(update={"cells": chosen}))
+        return self.model_copy(update={"cells": cells, "claims": claims})
 
     def rounds(self, cell: StudyCell) -> int:
         """How many rounds a run of a cell has."""
@@ -287,6 +300,15 @@ class Study(BaseModel):
         """About how long the whole study takes, at most (a run may stop at its target)."""
         work = sum(self.rounds(cell) * (cell.seconds_per_round or self.seconds_per_round) for cell in self.cells)
         return work * len(self.arms) * (seeds or self.seeds) / cores
+
+    def expected_time(self, cores: int) -> str:
+        """The same in words."""
+        seconds = self.seconds(cores)
+        if seconds < 5400:
+            text = f"{max(1, round(seconds / 60))} min"
+        else:
+            text = f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+        return f"{'at most' if self.stops_early() else 'about'} {text}"
 
     def stops_early(self) -> bool:
         """Whether runs end when they reach the target."""
