@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,19 +99,22 @@ def test_a_server_app_that_is_killed_goes_on_and_ends_the_same(
 
 def test_a_node_that_is_killed_costs_its_rounds_and_takes_part_again(federation: Federation) -> None:
     """SIGKILL during a round: its node.sh, started anew, tries until Flower lets it in, when the session has lapsed."""
-    federation.change("server", {"training.rounds": 60, "engine.timeout": 15.0})
+    federation.change("server", {"training.rounds": 60, "engine.timeout": 25.0})
+
+    def misses_it(line: dict[str, Any]) -> bool:
+        return 2 in [who["client"] for who in line["lost"]]  # on a busy machine others may be late, too
+
     out = federation.submit("long")
     wait_until(lambda: history(out), lambda: federation.log("run-long"))
     federation.kill("node-2")
     federation.join("node-2")
-    wait_until(lambda: any(line["lost"] for line in history(out)), "nobody is missed")
-    wait_until(lambda: not history(out)[-1]["lost"], lambda: federation.log("node-2"), every=1)
+    wait_until(lambda: any(map(misses_it, history(out))), "nobody is missed")
+    wait_until(lambda: not misses_it(history(out)[-1]), lambda: federation.log("node-2"), every=1)
     federation.kill_server_app()
     federation.finish("long")
     lines = history(out)
-    lost = [line["round"] for line in lines if line["lost"]]
+    lost = [line["round"] for line in lines if misses_it(line)]
     assert lost == list(range(lost[0], lost[-1] + 1))
-    assert all([who["client"] for who in line["lost"]] == [2] for line in lines if line["lost"])
     assert all(who["why"].startswith("no reply: ") for line in lines for who in line["lost"])
 
 
