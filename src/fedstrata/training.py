@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from torch import Tensor
 
 from fedstrata import rng
 from fedstrata.checks import require
@@ -62,13 +59,6 @@ class Training(BaseModel):
     def learning_rate(self, round: int) -> float:
         """η · decay^(t − 1)."""
         return self.lr * self.lr_decay ** (round - 1)
-
-    def local_optimizer(self, parameters: Iterable[Tensor], round: int) -> torch.optim.Optimizer:
-        """A fresh optimiser for one client's round."""
-        lr, decay = self.learning_rate(round), self.weight_decay
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=True)
-        return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=decay, fused=True)
 
     def sample(self, sizes: np.ndarray, seed: int, round: int, attempt: int) -> np.ndarray:
         """The round's clients, sorted; a client without data is never drawn."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedstrata.messages import Order
 from fedstrata.tasks.task import Data
+from fedstrata.trainers.optimizer import local_optimizer
 from fedstrata.trainers.schedule import schedule
 from fedstrata.trainers.springs import Spring, is_due, mean_per_layer
 
@@ -22,7 +23,7 @@ def train_one(setup: Setup, model: nn.Module, order: Order, data: Data, anchor: 
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     anchors = setup.layers.views(anchor, trainable_only=True)
     spring = Spring(setup.objective, order.objective_state, setup.layers, parameters, anchors)
-    optimizer = setup.training.local_optimizer(parameters.values(), order.round)
+    optimizer = local_optimizer(setup.training, parameters.values(), order.round)
     total, seen = torch.zeros((), dtype=torch.float64), 0
     plan = schedule(len(data), order, setup.training, setup.seed)
     for step in range(len(plan)):
@@ -30,7 +31,7 @@ def train_one(setup: Setup, model: nn.Module, order: Order, data: Data, anchor: 
             spring.refresh()
         indices = plan.batch(step)
         inputs, targets = setup.to_device(data.batch(indices))
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         loss = setup.task.loss(model(inputs), targets)
         if setup.objective.differentiable:
             (loss + spring.energy()).backward()  # type: ignore[no-untyped-call]
