@@ -16,16 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedstrata.rundir import processor
+
 PACKAGES = ("fedstrata", "torch", "numpy", "flwr", "ray", "pfl", "fedlab")
-
-
-def cpu_name() -> str:
-    """The processor, as the kernel calls it."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def slug(text: str) -> str:
@@ -43,7 +36,7 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[package] = None
     return {
-        "cpu": cpu_name(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": platform.platform(),

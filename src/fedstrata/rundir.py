@@ -53,11 +53,12 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
+        "processor": processor(),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the kernel calls it, or "unknown"."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

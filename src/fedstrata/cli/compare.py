@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.cli.run import Data, Settings, Workers
+from fedstrata.cli.options import Data, Settings, Workers
 from fedstrata.cli.tables import figure, size
 from fedstrata.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.run import Data, Settings
+from fedstrata.cli.options import Algorithm, Data, Seed, Settings
 from fedstrata.errors import MissingExtra, RecipeError
 
 app = typer.Typer(no_args_is_help=True, help="Run on many machines with Flower, over TLS and with a key for each node.")
@@ -36,12 +36,9 @@ def init_command(
         str | None,
         typer.Option("--classes", metavar="N|NAME,…", help="For --local-data; else those of the recipe's set."),
     ] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option("--algorithm", "-a", help="Replace the recipe's algorithm: a name, or name:option=value."),
-    ] = None,
+    algorithm: Algorithm = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    seed: Seed = None,
     days: Annotated[int, typer.Option("--days", min=1, max=36500, help="How long the certificates are valid.")] = 365,
     data: Data = None,
 ) -> None:

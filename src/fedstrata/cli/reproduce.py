@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedstrata.cli.compare import parse_seeds
-from fedstrata.cli.run import Data
+from fedstrata.cli.options import Data
 from fedstrata.cli.tables import duration, figure
 from fedstrata.errors import UserError
 

@@ -9,36 +9,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedstrata.cli.options import Algorithm, Data, Engine, Seed, Settings, Workers
 from fedstrata.cli.tables import LiveTable, figure, size
 from fedstrata.errors import FedstrataError, UserError
 
 if TYPE_CHECKING:
     from fedstrata.runs import Prepared, Run
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe, as often as needed."),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Where data sets are; else $FEDSTRATA_DATA, else the user's."),
-]
-Engine = Annotated[
-    str | None, typer.Option("--engine", help="local, or flower (a simulation): changes who computes, not the result.")
-]
-Workers = Annotated[int | None, typer.Option("--workers", help="Processes to use; changes the speed, not the result.")]
-
 
 def run_command(
     recipe: Annotated[
         str | None, typer.Argument(metavar="[RECIPE|NAME]", help="A .toml file, or a name from `fedstrata list`.")
     ] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option("--algorithm", "-a", help="Replace the recipe's algorithm: a name, or name:option=value."),
-    ] = None,
+    algorithm: Algorithm = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")] = None,
+    seed: Seed = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run directory to make.")] = None,
     data: Data = None,
     engine: Engine = None,

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstrata.cli.compare import show_comparison
-from fedstrata.cli.run import Data, Settings, summary_table
+from fedstrata.cli.options import Data, Settings
+from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import figure, partition_table, size
 from fedstrata.errors import FedstrataError, UserError
 
