@@ -55,6 +55,7 @@ def test_every_documented_option_of_run_is_explained(cli: Any) -> None:
     for option in ("--algorithm", "--set", "--seed", "--out", "--data", "--workers", "--resume"):
         line = next(line for line in text.splitlines() if re.search(rf"│.*{option} ", line))
         assert len(line.replace("│", "").split()) > 3, line
+    assert "A .toml file, or a name from" in text  # the argument
 
 
 def test_version(cli: Any) -> None:
