@@ -185,6 +185,20 @@ def test_the_target_and_what_the_paper_reports_are_drawn() -> None:
     assert legend(figure) == ["fedavg", "paper, fedavg"]
 
 
+def test_only_some_arms() -> None:
+    """What the paper reports of the others is not drawn either; a plot of which nothing is stored is left out."""
+    cells = [{**SMALL["cells"][0], "reported": {"final": {"fedavg": 0.5, "fedldf": 0.4}}}]
+    plots = [{"name": "p", "arms": ["fedldf"]}]
+    both = {"a": {"fedavg": FEW, "fedldf": FEW[:1]}}
+    figure = only(results_of(both, cells=cells, quick={"rounds": 2}, plots=plots))
+    assert legend(figure) == ["fedldf"]
+    assert words(figure) == ["paper, fedldf: 40 %", "target: 99 %"]
+    assert title(figure).endswith(": 1 seed")
+    dots = only(results_of(both, cells=cells, quick={"rounds": 2}, plots=[{**plots[0], "measure": "final"}]))
+    assert [text.get_text() for text in dots.axes[0].get_yticklabels()] == ["fedldf"]
+    assert figures.pictures(results_of({"a": {"fedavg": FEW}, "b": {}}, plots=plots)) == []
+
+
 # --- dots ------------------------------------------------------------------------------------------------------------
 
 DOTS = {"plots": [{"name": "p", "measure": "rounds"}]}
@@ -405,6 +419,7 @@ def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, mon
     [
         ({"name": "p", "measure": "speed"}, "speed"),
         ({"name": "p", "cells": ["c"]}, "plots.p.cells"),
+        ({"name": "p", "arms": ["fedadp"]}, "plots.p.arms"),
         ({"name": "p", "layers": {"cell": "a", "arm": "fedadp"}}, "plots.p.layers.arm"),
         ({"name": "../p"}, "name"),
         ({"name": "q"}, "two have the same name"),

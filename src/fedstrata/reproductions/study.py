@@ -147,6 +147,7 @@ class Plot(BaseModel):
 
     name: str = Field(pattern=_NAME, description="of its file")
     cells: list[str] | None = Field(None, description="all of them if not given")
+    arms: list[str] | None = Field(None, description="all of them if not given")
     series: str | list[str] = Field("test.accuracy", description="or several, a row of panels for each")
     against: str = Field("round", description="round, upload (so far), or another series")
     logarithmic: list[str] = Field(default_factory=list, description="the series whose axes are")
@@ -218,6 +219,7 @@ class Study(BaseModel):
                 self._known(f"cells.{cell.name}.reported", values, self.arms)
         for plot in self.plots:
             self._known(f"plots.{plot.name}.cells", plot.cells or [], names)
+            self._known(f"plots.{plot.name}.arms", plot.arms or [], self.arms)
             self._known(f"plots.{plot.name}.measure", filter(None, [plot.measure]), self.measures)
             if plot.layers:
                 self._known(f"plots.{plot.name}.layers.cell", [plot.layers.cell], names)

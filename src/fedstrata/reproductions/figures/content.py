@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -105,39 +105,38 @@ _AXES = {
 
 def pictures(results: Results) -> list[Picture]:
     """Every plot of the study of which something is stored."""
-    stored = {cell for cell, arms in results.runs.items() if arms}
-    return [
-        _picture(results, plot)
-        for plot in results.study.plots
-        if not plot.layers and stored & {*(plot.cells or stored)}
-    ]
+    found = [_picture(results, plot) for plot in results.study.plots if not plot.layers]
+    return [picture for picture in found if picture is not None]
 
 
-def _picture(results: Results, plot: Plot) -> Picture:
+def _picture(results: Results, plot: Plot) -> Picture | None:
     study = results.study
-    chosen = plot.cells or [cell.name for cell in study.cells]
-    cells = [cell for cell in study.cells if cell.name in chosen and results.runs.get(cell.name)]
-    titles = _titles(results, cells)
+    arms = [arm for arm in study.arms if plot.arms is None or arm in plot.arms]
+    runs = {cell: {arm: seeds for arm, seeds in of.items() if arm in arms} for cell, of in results.runs.items()}
+    shown = replace(results, runs=runs)
+    cells = [cell for cell in study.cells if cell.name in (plot.cells or runs) and runs.get(cell.name)]
+    if not cells:
+        return None
+    titles = _titles(shown, cells)
     columns = _columns(len(cells))
     kind: Literal["curves", "clients", "dots"] = "curves"
     if plot.measure is not None:
-        kind, panels = "dots", [_dots_panel(results, cell, titles[cell.name], plot.measure) for cell in cells]
+        kind = "dots"
+        panels = [_dots_panel(results, cell, titles[cell.name], plot.measure, runs[cell.name]) for cell in cells]
     elif plot.rounds:
-        kind, columns = "clients", len(study.arms)
+        kind, columns = "clients", len(arms)
         panels = [
-            _clients_panel(runs, ", ".join(filter(None, [titles[cell.name], arm])), plot)
+            _clients_panel(seeds, ", ".join(filter(None, [titles[cell.name], arm])), plot)
             for cell in cells
-            for arm, runs in results.runs[cell.name].items()
+            for arm, seeds in runs[cell.name].items()
         ]
     else:
-        panels = [_curves_panel(results, cell, titles[cell.name], name, plot) for name in plot.names for cell in cells]
+        panels = [_curves_panel(shown, cell, titles[cell.name], name, plot) for name in plot.names for cell in cells]
         if len(plot.names) > 1:  # a row for each series
             columns = len(cells) if len(cells) > 1 else _columns(len(plot.names))
     what = f"{study.name} ({study.paper}, {study.shows})" + (f", {cells[0].title}" if len(cells) == 1 else "")
-    seeds = _about_seeds(kind, _counts(results, cells), [curve for panel in panels for curve in panel.curves])
-    return Picture(
-        kind, plot.name, f"{study.title}\n{what}: {seeds}", list(study.arms), panels, columns, list(plot.clients)
-    )
+    seeds = _about_seeds(kind, _counts(shown, cells), [curve for panel in panels for curve in panel.curves])
+    return Picture(kind, plot.name, f"{study.title}\n{what}: {seeds}", arms, panels, columns, list(plot.clients))
 
 
 def _columns(panels: int) -> int:
@@ -199,7 +198,11 @@ def _curves_panel(results: Results, cell: StudyCell, title: str, name: str, plot
         x_label,
         y_label,
         [curve for curve in curves if curve.seeds],  # a run may have failed before its first evaluation
-        references=list(_references(results.study, cell, name, plot.against)),
+        references=[
+            reference
+            for reference in _references(results.study, cell, name, plot.against)
+            if plot.arms is None or reference.arm in (None, *plot.arms)
+        ],
         log_x=plot.against in plot.logarithmic,
         log_y=name in plot.logarithmic,
     )
@@ -248,13 +251,13 @@ def _clients_panel(runs: Mapping[int, Series], title: str, plot: Plot) -> Panel:
     return Panel(title, "client, by what it holds" if plot.clients else "client", y_label, curves)
 
 
-def _dots_panel(results: Results, cell: StudyCell, title: str, measure: str) -> Panel:
+def _dots_panel(results: Results, cell: StudyCell, title: str, measure: str, arms: Iterable[str]) -> Panel:
     what = results.study.measures[measure]
     unit = "MB" if what.kind == "upload_to" else what.unit
     factor = {"%": 100.0, "points": 100.0, "°": 180 / math.pi, "MB": 1e-6}.get(unit, 1.0)
     reported = {arm: factor * value for arm, value in cell.reported.get(measure, {}).items()}
     dots = []
-    for arm in results.runs[cell.name]:
+    for arm in arms:
         found = results.values(measure, cell.name, arm, results.seeds(cell.name, arm))
         values = [factor * value for value in found if not math.isnan(value)]
         if values:
