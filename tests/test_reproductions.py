@@ -22,7 +22,7 @@ from fedstrata.reproductions.claims import Finding, Ruling, check, compare, deci
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure
 from fedstrata.reproductions.page import build
-from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary
+from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary, verdict
 from fedstrata.reproductions.results import Results, machine, series_of, store
 from fedstrata.reproductions.study import (
     Claim,
@@ -278,7 +278,7 @@ def test_a_series_that_was_not_recorded() -> None:
 
 def claim(relation: str = "lower", **options: Any) -> Claim:
     given = {"than": ["b"]} if "value" not in options else {}
-    return Claim(text="t", paper="p", measure="m", arm="a", relation=relation, **given, **options)
+    return Claim(**{"text": "t", "paper": "p", "measure": "m", "arm": "a", "relation": relation, **given, **options})
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "missing", "verdict"),
+    ("outcomes", "missing", "expected"),
     [
         ([], 2, "not tested"),
         (["holds", "holds"], 0, "holds"),
@@ -384,9 +384,21 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
     ],
     ids=str,
 )
-def test_verdicts(outcomes: list[Any], missing: int, verdict: str) -> None:
+def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
     findings = [Finding("a", "b", [1.0], [2.0], outcome) for outcome in outcomes]
-    assert Ruling(claim(), findings, missing).verdict == verdict
+    assert Ruling(claim(), findings, missing).verdict == expected
+
+
+def test_questions_are_answered() -> None:
+    def answer(*outcomes: Any) -> str:
+        findings = [Finding("a", "b", [1.0] * 3, [2.0] * 3, outcome) for outcome in outcomes]
+        return verdict(Ruling(claim(text="Under which readings is it so?"), findings, 0), mark="**")
+
+    assert answer("holds", "holds") == "**under all**"
+    assert answer("holds", "fails") == "**under some**"
+    assert answer("fails", "fails") == "**under none**"
+    assert answer("open", "open") == "**open**"
+    assert answer() == "**not tested**"
 
 
 def results_of(values: dict[str, dict[str, dict[int, list[float]]]], **changes: Any) -> Results:

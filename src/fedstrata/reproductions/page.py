@@ -36,6 +36,7 @@ does; it *fails* if the same is true of the opposite, and is *open* otherwise. A
 arm reached the target or, where nothing but the sign is asked, if accuracies differ by less than half an image of ten
 thousand. A claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (which is no
 evidence against it), and *does not hold* otherwise; *not tested* means that nothing is stored that could be compared.
+The same verdicts on a question of ours read *under all*, *some* or *none* of the readings that it asks about.
 From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
 “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
 """
@@ -164,9 +165,9 @@ def _section(results: Results, figures: Path) -> str:
         ruling = check(claim, results)
         if len(ruling.findings) > 1:
             table = differences_table(results, ruling)
-            lines.append(f"{table.title}: {verdict(ruling)}.\n\n{_markdown(table)}")
+            lines.append(f"{_before(table.title)} {verdict(ruling)}.\n\n{_markdown(table)}")
         else:
-            lines.append(f"{claim.text}: {verdict(ruling)}; {summary(study, ruling)}.\n")
+            lines.append(f"{_before(claim.text)} {verdict(ruling)}; {summary(study, ruling)}.\n")
     lines += [f"- {note}" for note in (*results.sources, *results.notes)]
     return "\n".join(lines) + "\n"
 
@@ -196,6 +197,11 @@ def _written(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + _settings(value) + " }"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _before(text: str) -> str:
+    """A claim or a question, and then its verdict."""
+    return text if text.endswith("?") else f"{text}:"
 
 
 def _markdown(table: TextTable) -> str:

@@ -86,9 +86,14 @@ def claims_table(results: Results) -> TextTable:
     return TextTable("claims", ["claim", "paper", "measured", "seeds", "verdict"], rows)
 
 
+_ANSWERS = {"holds": "under all", "holds in part": "under some", "does not hold": "under none"}
+"""To a claim that is a question: under which readings …?"""
+
+
 def verdict(ruling: Ruling, mark: str = "") -> str:
-    """A claim's verdict, between marks, and whether it is more than a hint."""
-    return f"{mark}{ruling.verdict}{mark}" + (f" (a hint: {_many(ruling)})" if ruling.hint else "")
+    """A claim's verdict, or a question's answer, between marks, and whether it is more than a hint."""
+    word = _ANSWERS.get(ruling.verdict, ruling.verdict) if ruling.claim.text.endswith("?") else ruling.verdict
+    return f"{mark}{word}{mark}" + (f" (a hint: {_many(ruling)})" if ruling.hint else "")
 
 
 def _many(ruling: Ruling) -> str:
