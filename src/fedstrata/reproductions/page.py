@@ -93,10 +93,10 @@ oscillation. Single final rounds vary by several points from seed to seed, and t
 them.""",
     "FedLap": """\
 What came out so far, from one or two seeds: on MNIST FedLap as printed is below FedAvg or level with it, in the
-first 20 rounds and at the end, and below it under all seven readings of λ, units and q; on FashionMNIST it is
-somewhat above FedAvg early. A weak FedProx is ahead of both in the first 20 rounds on either. With stragglers
+first 20 rounds and at the end, and below it under all seven readings of λ, units and q (one seed); on FashionMNIST
+it is somewhat above FedAvg early. A weak FedProx is ahead of both in the first 20 rounds on either. With stragglers
 FedLap is far above FedAvg only if FedAvg throws away what stragglers send, which the paper does not say; FedProx
-with μ = 1, to which the paper's q leads, is the weakest of those that keep it. Over five seeds on MNIST, five local
+with μ = 1, to which the paper's q leads, ends lowest of those that keep it. Over five seeds on MNIST, five local
 epochs end above one, but ten no longer above five; smaller batches are better than the paper's; and FedAvg with as
 many epochs ends no lower.""",
     "Combinations": """\
