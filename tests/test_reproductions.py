@@ -373,6 +373,29 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
+    ("claimed", "ours", "theirs", "expected"),
+    [
+        (claim("lower"), 207, INF, "holds"),
+        (claim("lower"), INF, 300, "fails"),
+        (claim("lower", factor=0.563), 207, INF, "open"),  # 301 rounds would be too few: 0.563 · 301 = 169
+        (claim("lower", factor=0.563), 168, INF, "holds"),  # 0.563 · 300 = 168.9, and it is more
+        (claim("lower", factor=0.563), INF, 250, "fails"),
+        (claim("lower", margin=50), 260, INF, "open"),
+        (claim("lower", margin=50), 250, INF, "holds"),
+        (claim("similar", margin=3), 299, INF, "open"),  # 302 would be within 3, 303 would not
+        (claim("similar", margin=3), 290, INF, "fails"),
+        (claim("higher", margin=5), INF, 296, "open"),
+        (claim("higher", margin=5), INF, 295, "holds"),
+    ],
+    ids=str,
+)
+def test_of_a_target_not_reached_only_the_last_round_is_known(
+    claimed: Any, ours: float, theirs: float, expected: str
+) -> None:
+    assert compare(claimed, [ours] * 3, [theirs] * 3, horizon=300) == expected
+
+
+@pytest.mark.parametrize(
     ("outcomes", "missing", "expected"),
     [
         ([], 2, "not tested"),

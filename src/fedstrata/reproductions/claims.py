@@ -85,14 +85,18 @@ class Ruling:
 def check(claim: Claim, results: Results) -> Ruling:
     """Compare in every cell that the claim speaks of."""
     findings, missing = [], 0
-    resolution = RESOLUTION if results.study.measures[claim.measure].unit in ("%", "points") else 0.0
+    what = results.study.measures[claim.measure]
+    resolution = RESOLUTION if what.unit in ("%", "points") else 0.0
+    rounds = {cell.name: results.study.rounds(cell) for cell in results.study.cells}
+    censored = what.kind == "rounds_to" and not claim.than_cells
     for cell, than, ours, theirs in _comparisons(claim, results):
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
         if not pairs:
             missing += 1
             continue
         ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-        findings.append(Finding(cell, than, ours, theirs, compare(claim, ours, theirs, resolution)))
+        outcome = compare(claim, ours, theirs, resolution, rounds[cell] if censored else None)
+        findings.append(Finding(cell, than, ours, theirs, outcome))
     return Ruling(claim, findings, missing)
 
 
@@ -118,31 +122,54 @@ def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, lis
             yield cell, f"{claim.value:g}", ours, [claim.value] * len(ours)
 
 
-def compare(claim: Claim, ours: Sequence[float], theirs: Sequence[float], resolution: float = 0.0) -> Outcome:
+def compare(
+    claim: Claim,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    resolution: float = 0.0,
+    horizon: float | None = None,
+) -> Outcome:
     """What became of one comparison."""
     plain = claim.relation != "similar" and claim.factor == 1 and claim.margin == 0
-    outcomes = [decide(side, at_least=not plain) for side in scores(claim, ours, theirs, resolution if plain else 0.0)]
+    sides = scores(claim, ours, theirs, resolution if plain else 0.0, horizon)
+    outcomes = [decide(side, at_least=not plain) for side in sides]
     if "fails" in outcomes:
         return "fails"
     return "holds" if set(outcomes) == {"holds"} else "open"
 
 
 def scores(
-    claim: Claim, ours: Sequence[float], theirs: Sequence[float], resolution: float = 0.0
+    claim: Claim,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    resolution: float = 0.0,
+    horizon: float | None = None,
 ) -> list[list[float | None]]:
-    """By how much each seed favours the claim, or None where it does not decide; “similar” has two sides."""
+    """By how much each seed favours the claim, or None where it does not decide; “similar” has two sides.
+
+    With a `horizon`, the last round, infinity stands for “not reached”: all that is known is that it lies beyond.
+    """
 
     def side(sign: float, margin: float) -> list[float | None]:
-        found: list[float | None] = []
-        for a, b in zip(ours, theirs, strict=True):
-            other = claim.factor * b
-            unknown = (math.isinf(a) and math.isinf(other)) or abs(a - other) < resolution
-            found.append(None if unknown else sign * (a - other) + margin)
-        return found
+        return [score(sign, margin, a, b) for a, b in zip(ours, theirs, strict=True)]
+
+    def score(sign: float, margin: float, a: float, b: float) -> float | None:
+        if math.isinf(a) and math.isinf(b):
+            return None
+        if horizon is not None and (math.isinf(a) or math.isinf(b)):
+            beyond = sign if math.isinf(a) else -sign  # where the score lies, seen from what it is at the horizon
+            at_horizon = sign * (_within(a, horizon) - claim.factor * _within(b, horizon)) + margin
+            return beyond * math.inf if beyond * at_horizon >= 0 else None
+        difference = a - claim.factor * b
+        return None if abs(difference) < resolution else sign * difference + margin
 
     if claim.relation == "similar":
         return [side(1, claim.margin), side(-1, claim.margin)]
     return [side(1 if claim.relation == "higher" else -1, -claim.margin)]
+
+
+def _within(value: float, horizon: float) -> float:
+    return horizon if math.isinf(value) else value
 
 
 def decide(scores: Sequence[float | None], at_least: bool = False) -> Outcome:
