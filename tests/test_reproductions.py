@@ -164,6 +164,21 @@ def test_settings_are_laid_over_each_other_in_order() -> None:
             "is none of a, b",
         ),
         ({"claims": [{**SMALL["claims"][0], "relation": "similar"}]}, "margin"),
+        ({"claims": [{**SMALL["claims"][0], "together": True}]}, "together = True: needs two or more"),
+        (
+            {
+                "claims": [
+                    {
+                        **SMALL["claims"][0],
+                        "than": ["fedavg", "fedldf"],
+                        "together": True,
+                        "relation": "similar",
+                        "margin": 0.1,
+                    }
+                ]
+            },
+            "similar has no best",
+        ),
         ({"claims": [{**SMALL["claims"][0], "measure": "lowest"}]}, "lowest"),
         ({"measures": {**SMALL["measures"], "x": {"title": "x", "kind": "at"}}}, "round"),
         ({"quick": {"rounds": 2, "cells": ["c"]}}, "quick.cells"),
@@ -417,9 +432,9 @@ def test_questions_are_answered() -> None:
         findings = [Finding("a", "b", [1.0] * 3, [2.0] * 3, outcome) for outcome in outcomes]
         return verdict(Ruling(claim(text="Under which readings is it so?"), findings, 0), mark="**")
 
-    assert answer("holds", "holds") == "**under all**"
-    assert answer("holds", "fails") == "**under some**"
-    assert answer("fails", "fails") == "**under none**"
+    assert answer("holds", "holds") == "**all**"
+    assert answer("holds", "fails") == "**some**"
+    assert answer("fails", "fails") == "**none**"
     assert answer("open", "open") == "**open**"
     assert answer() == "**not tested**"
 
@@ -449,6 +464,42 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     ]
     assert ruling.missing == 1
     assert ruling.verdict == "holds in part"
+
+
+@pytest.mark.parametrize(
+    ("measure", "relation", "theirs", "outcome"),
+    [
+        ("final", "higher", [0.6, 0.65], "open"),  # each seed has its own best: 0.7 is above it, 0.62 is not
+        ("final", "lower", [0.5, 0.4], "fails"),
+        ("rounds", "lower", [2.0, 1.0], "open"),  # the other part never reaches it
+    ],
+)
+def test_a_combination_is_compared_with_the_best_of_its_parts(
+    measure: str, relation: str, theirs: list[float], outcome: str
+) -> None:
+    results = results_of(
+        {
+            "a": {
+                "fedavg": {0: [0.1, 0.5], 1: [0.6, 0.65], 2: [0.1, 0.1]},  # seed 2 is not run by all
+                "fedadp": {0: [0.1, 0.6], 1: [0.1, 0.4]},
+                "fedldf": {0: [0.6, 0.7], 1: [0.1, 0.62], 2: [0.1, 0.9]},
+            }
+        },
+        arms={"fedavg": "fedavg", "fedadp": "fedadp", "fedldf": "fedldf:n=2"},
+        settings={**SMALL["settings"], "training.rounds": 2, "evaluation.target": 0.6},
+        claims=[
+            {
+                **SMALL["claims"][0],
+                "measure": measure,
+                "relation": relation,
+                "than": ["fedavg", "fedadp"],
+                "together": True,
+                "cells": ["a"],
+            }
+        ],
+    )
+    (found,) = check(results.study.claims[0], results).findings
+    assert (found.than, found.theirs, found.outcome) == ("best of fedavg, fedadp", theirs, outcome)
 
 
 def test_an_advantage_is_compared_between_cells() -> None:

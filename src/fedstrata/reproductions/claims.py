@@ -113,13 +113,22 @@ def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, lis
     if claim.than_cells:
         return
     for cell in claim.cells or [cell.name for cell in results.study.cells]:
-        for than in claim.than:
-            seeds = results.seeds(cell, claim.arm, than)
-            theirs = results.values(claim.than_measure or claim.measure, cell, than, seeds)
-            yield cell, than, results.values(claim.measure, cell, claim.arm, seeds), theirs
+        for than in [claim.than] if claim.together else [[arm] for arm in claim.than]:
+            seeds = results.seeds(cell, claim.arm, *than)
+            theirs = [results.values(claim.than_measure or claim.measure, cell, arm, seeds) for arm in than]
+            ours = results.values(claim.measure, cell, claim.arm, seeds)
+            named = than[0] if len(than) == 1 else f"best of {', '.join(than)}"
+            yield cell, named, ours, [_best(claim, values) for values in zip(*theirs, strict=True)]
         if claim.value is not None:
             ours = results.values(claim.measure, cell, claim.arm, results.seeds(cell, claim.arm))
             yield cell, f"{claim.value:g}", ours, [claim.value] * len(ours)
+
+
+def _best(claim: Claim, values: Sequence[float]) -> float:
+    """The one that is hardest to beat; none if any has no number."""
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values) if claim.relation == "higher" else min(values)
 
 
 def compare(

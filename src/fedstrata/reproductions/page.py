@@ -36,7 +36,7 @@ does; it *fails* if the same is true of the opposite, and is *open* otherwise. A
 arm reached the target or, where nothing but the sign is asked, if accuracies differ by less than half an image of ten
 thousand. A claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (which is no
 evidence against it), and *does not hold* otherwise; *not tested* means that nothing is stored that could be compared.
-The same verdicts on a question of ours read *under all*, *some* or *none* of the readings that it asks about.
+The same verdicts on a question of ours read *all*, *some* or *none* of the readings or settings that it asks about.
 From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
 “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
 """

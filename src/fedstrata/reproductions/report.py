@@ -86,8 +86,8 @@ def claims_table(results: Results) -> TextTable:
     return TextTable("claims", ["claim", "paper", "measured", "seeds", "verdict"], rows)
 
 
-_ANSWERS = {"holds": "under all", "holds in part": "under some", "does not hold": "under none"}
-"""To a claim that is a question: under which readings …?"""
+_ANSWERS = {"holds": "all", "holds in part": "some", "does not hold": "none"}
+"""To a claim that is a question: under which readings, in which settings …?"""
 
 
 def verdict(ruling: Ruling, mark: str = "") -> str:
@@ -161,7 +161,7 @@ def seeds_of(ruling: Ruling) -> str:
 
 def _place(study: Study, ruling: Ruling, finding: Finding) -> str:
     cell = next(cell.title for cell in study.cells if cell.name == finding.cell)
-    if len(ruling.claim.than) < 2:
+    if len(ruling.claim.than) < 2 or ruling.claim.together:
         return cell
     against = f"against {finding.than}"
     return f"{cell}, {against}" if len({f.cell for f in ruling.findings}) > 1 else against

@@ -107,6 +107,7 @@ class Claim(BaseModel):
     arm: str
     relation: Literal["lower", "higher", "similar"]
     than: list[str] = Field(default_factory=list, description="arms; each is a comparison of its own")
+    together: bool = Field(False, description="one comparison, with whichever of `than` is best in a seed")
     than_measure: str | None = Field(None, description="the others' measure, where it is another one")
     value: float | None = Field(None, description="a number, instead of other arms")
     over: str | None = Field(None, description="with than_cells: the arm that the advantage is over")
@@ -125,6 +126,8 @@ class Claim(BaseModel):
     def _check(self) -> Claim:
         given = [bool(self.than), self.value is not None, bool(self.than_cells)]
         require(sum(given) == 1, "than", self.than, "give one of than, value and than_cells")
+        require(not self.together or len(self.than) > 1, "together", self.together, "needs two or more in than")
+        require(not self.together or self.relation != "similar", "together", self.together, "similar has no best")
         require(bool(self.than_cells) == (self.over is not None), "over", self.over, "belongs to than_cells")
         require(not (self.than_cells and self.cells), "cells", self.cells, "than_cells says where")
         require(self.relation != "similar" or self.margin > 0, "margin", self.margin, "similar needs one above 0")
