@@ -13,13 +13,13 @@ from fedstrata.trainers.optimizer import local_optimizer
 from fedstrata.training import Training
 
 
-def descend(optimizer: object, weights: list[Tensor], late: int = 0) -> None:
-    """Three steps with given gradients; the last weight has none in the first steps."""
+def descend(optimizer: object, weights: list[Tensor]) -> None:
+    """Three steps with given gradients."""
     generator = torch.Generator().manual_seed(5)
-    for step in range(3):
+    for _ in range(3):
         optimizer.zero_grad()  # type: ignore[attr-defined]
         assert all(weight.grad is None for weight in weights)
-        for weight in weights if step >= late else weights[:-1]:
+        for weight in weights:
             weight.grad = torch.randn(weight.shape, generator=generator)
         optimizer.step()  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstrata.cli.compare import show_comparison
-from fedstrata.cli.options import Data, Settings
+from fedstrata.cli.options import Data, Seed, Settings
 from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import figure, partition_table, size
 from fedstrata.errors import FedstrataError, UserError
@@ -114,7 +114,7 @@ def export_command(
 def partition_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|NAME")],
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    seed: Seed = None,
     data: Data = None,
 ) -> None:
     """Show which client would hold how many samples of which class, without training."""

@@ -87,11 +87,14 @@ def _draw_curves(ax: Axes, panel: Panel, picture: Picture) -> None:
         _make_logarithmic(ax, "x")
     if panel.log_y:
         _make_logarithmic(ax, "y")
+    lines = [reference.y for reference in panel.references if reference.x is None and reference.arm is not None]
+    lowest = min(lines) if len(lines) > 1 else None
     for reference in panel.references:
         colour, _, marker = look[reference.arm] if reference.arm else (GREY, "-", "o")
         if reference.x is None:
             ax.axhline(reference.y, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
-            _note(ax, reference.text, reference.y, left=reference.arm is not None)
+            ours = reference.arm is not None
+            _note(ax, reference.text, reference.y, left=ours, below=ours and reference.y == lowest)
         else:
             hollow: dict[str, Any] = {
                 "markerfacecolor": "white",
@@ -112,12 +115,13 @@ def _make_logarithmic(ax: Axes, which: Literal["x", "y"]) -> None:
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def _note(ax: Axes, text: str, y: float, left: bool = False) -> None:
-    """A word above an end of a horizontal line."""
+def _note(ax: Axes, text: str, y: float, left: bool = False, below: bool = False) -> None:
+    """A word at an end of a horizontal line, above it, or below where the next line is close."""
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "textcoords": "offset points"}
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     x, align = (0.01, "left") if left else (1.0, "right")
-    ax.annotate(text, (x, y), ha=align, va="bottom", fontsize=6.5, color="#333333", bbox=box, **place)
+    offset, side = ((0, -2), "top") if below else ((0, 2), "bottom")
+    ax.annotate(text, (x, y), xytext=offset, ha=align, va=side, fontsize=6.5, color="#333333", bbox=box, **place)
 
 
 def _draw_clients(ax: Axes, panel: Panel, picture: Picture) -> None:
