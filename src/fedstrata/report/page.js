@@ -40,7 +40,8 @@ function outcomes() {
   const metricName = common((series) => series.outcome.metric), target = common((series) => series.outcome.target);
   const targeted = report.series.some((series) => series.outcome.target !== null);
   const goal = target === null ? "target" : digits(target);
-  const head = ["algorithm", "seeds", "rounds", metricName ?? "metric", "best", "upload",
+  const seeded = report.series.some((series) => series.runs.length > 1);
+  const head = ["algorithm", seeded ? "seeds" : "seed", "rounds", metricName ?? "metric", "best", "upload",
     ...(targeted ? [`rounds to ${goal}`, `upload to ${goal}`] : []), "time"];
   const body = report.series.map((series, at) => {
     const outcome = series.outcome, rounds = [...new Set(series.runs.map((run) => run.rounds))];
@@ -51,7 +52,6 @@ function outcomes() {
       written(outcome.final, (value) => metric(value) + (metricName ? "" : ` ${outcome.metric}`)), written(outcome.best, metric),
       written(outcome.upload, bytes), ...(targeted ? reached : []), duration(outcome.seconds)];
   });
-  const seeded = report.series.some((series) => series.runs.length > 1);
   return section("outcome", "Outcome", table("outcome", head, body),
     seeded ? make("p", { class: "quiet" }, `From ${report.enoughSeeds} seeds on, medians over seeds with 95 % bootstrap intervals; below that, every seed's value. Time: all seeds together.`) : null);
 }
