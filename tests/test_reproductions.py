@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedstrata
 from fedstrata.errors import RecipeError, UserError
@@ -299,30 +301,28 @@ def claim(relation: str = "lower", **options: Any) -> Claim:
 @pytest.mark.parametrize(
     ("claimed", "ours", "theirs", "expected"),
     [
-        (claim("lower"), [60, 50], [100, 40], [[40, -10]]),
-        (claim("lower"), [60, INF, INF], [INF, 60, INF], [[INF, -INF, None]]),  # censored ones stay in
-        (claim("lower", factor=0.5), [60, 40], [100, 100], [[-10, 10]]),
-        (claim("lower", factor=0.5), [60], [INF], [[INF]]),
-        (claim("higher", margin=0.03), [0.9, 0.9], [0.8, 0.88], [[0.07, -0.01]]),
-        (claim("higher", margin=-0.01), [0.79], [0.795], [[0.005]]),
-        (claim("similar", margin=0.02), [0.9, 0.9], [0.91, 0.95], [[0.01, -0.03], [0.03, 0.07]]),
-        (claim("similar", margin=3), [INF, INF], [INF, 5], [[None, INF], [None, -INF]]),
-        (claim("lower", value=20), [15, 25], [20, 20], [[5, -5]]),
+        (claim("lower"), [60, 50], [100, 40], [40, -10]),
+        (claim("lower"), [60, INF, INF], [INF, 60, INF], [INF, -INF, None]),  # censored ones stay in
+        (claim("lower", factor=0.5), [60, 40], [100, 100], [-10, 10]),
+        (claim("lower", factor=0.5), [60], [INF], [INF]),
+        (claim("higher", margin=0.03), [0.9, 0.9], [0.8, 0.88], [0.07, -0.01]),
+        (claim("higher", margin=-0.01), [0.79], [0.795], [0.005]),
+        (claim("similar", margin=0.02), [0.9, 0.9, 0.9], [0.91, 0.95, 0.85], [0.01, -0.03, -0.03]),
+        (claim("similar", margin=3), [INF, INF, 5], [INF, 5, INF], [None, -INF, -INF]),
+        (claim("lower", value=20), [15, 25], [20, 20], [5, -5]),
     ],
     ids=str,
 )
 def test_how_much_a_seed_favours_a_claim(
-    claimed: Claim, ours: list[float], theirs: list[float], expected: list[list[float | None]]
+    claimed: Claim, ours: list[float], theirs: list[float], expected: list[float | None]
 ) -> None:
     found = scores(claimed, ours, theirs)
-    assert [[score is None for score in side] for side in found] == [[one is None for one in side] for side in expected]
-    assert [[score or 0 for score in side] for side in found] == [
-        pytest.approx([one or 0 for one in side]) for side in expected
-    ]
+    assert [score is None for score in found] == [one is None for one in expected]
+    assert [score or 0 for score in found] == pytest.approx([one or 0 for one in expected])
 
 
 def test_what_is_smaller_than_an_image_decides_nothing() -> None:
-    assert scores(claim("lower"), [0.5, 0.5], [0.50001, 0.501], 0.5e-4) == [[None, pytest.approx(0.001)]]
+    assert scores(claim("lower"), [0.5, 0.5], [0.50001, 0.501], 0.5e-4) == [None, pytest.approx(0.001)]
 
 
 @pytest.mark.parametrize(
@@ -361,9 +361,11 @@ def test_when_a_comparison_is_decided(values: list[float | None], at_least: bool
         (claim("lower", margin=3), [INF] * 5, [INF] * 5, "open"),
         (claim("similar", margin=3), [18], [15], "holds"),  # within 3
         (claim("similar", margin=3), [19], [15], "fails"),
-        (claim("similar", margin=2), [3.0, -3.0] * 5, [0.0] * 10, "open"),  # the interval of differences is [−3, 3]
+        (claim("similar", margin=2), [3.0, -3.0] * 5, [0.0] * 10, "fails"),  # far off either way is not similar
+        (claim("similar", margin=2), [3.0, 1.0] * 5, [0.0] * 10, "open"),
         (claim("similar", margin=2), [3.0, 2.5, 4.0], [0.0] * 3, "fails"),
-        (claim("similar", margin=2), [3.0, -3.0], [0.0] * 2, "open"),
+        (claim("similar", margin=2), [3.0, -3.0], [0.0] * 2, "fails"),
+        (claim("similar", margin=2), [3.0, 1.0], [0.0] * 2, "open"),
         (claim("lower", factor=0.6), [12, 12], [20, 20], "holds"),  # 40 % fewer
         (claim("lower"), [12, 12], [12, 12], "open"),
     ],
@@ -399,6 +401,8 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
         (claim("lower", margin=50), 250, INF, "holds"),
         (claim("similar", margin=3), 299, INF, "open"),  # 302 would be within 3, 303 would not
         (claim("similar", margin=3), 290, INF, "fails"),
+        (claim("similar", margin=3), INF, 290, "fails"),
+        (claim("similar", margin=3, factor=1.5), INF, 250, "open"),  # 375 would be the same
         (claim("higher", margin=5), INF, 296, "open"),
         (claim("higher", margin=5), INF, 295, "holds"),
     ],
@@ -408,6 +412,37 @@ def test_of_a_target_not_reached_only_the_last_round_is_known(
     claimed: Any, ours: float, theirs: float, expected: str
 ) -> None:
     assert compare(claimed, [ours] * 3, [theirs] * 3, horizon=300) == expected
+
+
+@given(
+    relation=st.sampled_from(["lower", "higher", "similar"]),
+    factor=st.sampled_from([0.5, 1.0, 1.5]),
+    margin=st.sampled_from([1, 5, 40]),
+    reached=st.integers(1, 100),
+    ours=st.booleans(),
+    later=st.lists(st.integers(101, 400), min_size=1, max_size=20),
+)
+def test_whenever_the_target_would_have_been_reached_the_score_is_right(
+    relation: str, factor: float, margin: float, reached: int, ours: bool, later: list[int]
+) -> None:
+    """Whatever the round beyond the 100 that were run: a seed that decided would have decided so."""
+    claimed = claim(relation, factor=factor, margin=margin)
+
+    def score(unknown: float, horizon: float | None) -> float | None:
+        a, b = (unknown, reached) if ours else (reached, unknown)
+        return scores(claimed, [a], [b], horizon=horizon)[0]
+
+    decided = score(INF, 100)
+    for round in later:
+        then = score(round, None)
+        assert then is not None
+        if decided is not None:
+            assert then * decided >= 0
+    if decided is None and relation != "similar":  # it could have gone either way
+        nearest, furthest = score(100, None), score(10_000, None)
+        assert nearest is not None
+        assert furthest is not None
+        assert nearest * furthest < 0
 
 
 @pytest.mark.parametrize(
@@ -428,14 +463,15 @@ def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
 
 
 def test_questions_are_answered() -> None:
-    def answer(*outcomes: Any) -> str:
+    def answer(*outcomes: Any, missing: int = 0) -> str:
         findings = [Finding("a", "b", [1.0] * 3, [2.0] * 3, outcome) for outcome in outcomes]
-        return verdict(Ruling(claim(text="Under which readings is it so?"), findings, 0), mark="**")
+        return verdict(Ruling(claim(text="Under which readings is it so?"), findings, missing), mark="**")
 
     assert answer("holds", "holds") == "**all**"
     assert answer("holds", "fails") == "**some**"
     assert answer("fails", "fails") == "**none**"
     assert answer("open", "open") == "**open**"
+    assert answer("fails", missing=1) == "**none so far**"
     assert answer() == "**not tested**"
 
 
@@ -532,6 +568,28 @@ def test_an_advantage_is_compared_between_cells() -> None:
     assert differences_table(results, ruling).rows[0][1] == "fedldf − fedavg, minus that of larger steps"
     assert study.in_cells(study.cells).claims == study.claims
     assert study.in_cells(study.cells[:1]).claims == []  # one of the two cells is no comparison
+
+
+def test_an_arm_is_compared_with_itself_in_another_cell() -> None:
+    claims = [
+        {
+            "text": "FedLDF does not suffer",
+            "paper": "p",
+            "measure": "final",
+            "arm": "fedldf",
+            "relation": "higher",
+            "margin": -0.01,
+            "than_cells": {"b": "a"},
+        }
+    ]
+    curves = {"a": {"fedldf": {0: [0.7], 1: [0.7]}}, "b": {"fedldf": {0: [0.72], 1: [0.695], 2: [0.1]}}}
+    results = results_of(curves, claims=claims)
+    ruling = check(results.study.claims[0], results)
+    (found,) = ruling.findings
+    assert (found.cell, found.than, found.ours, found.theirs) == ("b", "a", [0.72, 0.695], [0.7, 0.7])
+    assert ruling.verdict == "holds"
+    assert summary(results.study, ruling) == "+2.00, −0.50 points"
+    assert differences_table(results, ruling).rows[0][1] == "fedldf, minus that of as it is"
 
 
 def test_many_comparisons_in_a_line() -> None:
@@ -702,10 +760,12 @@ def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_p
     answer = cli("reproduce", str(files[1]), "--seeds", "0,1", "--out", str(tmp_path / "two"), *places)
     assert "2 runs are stored by small" in answer.out
     assert not (tmp_path / "two" / "a" / "fedavg" / "seed-0").exists()
-    one, two = (json.loads((tmp_path / "results" / name / "a.json").read_text())["arms"] for name in ("small", "other"))
-    assert two["fedavg"]["runs"]["0"] == {"study": "small", **one["fedavg"]["runs"]["0"]}
-    assert "study" not in two["fedavg"]["runs"]["1"]
     assert "a, fedavg: runs of small, which are the same" in answer.out
+    arms = json.loads((tmp_path / "results" / "other" / "a.json").read_text())["arms"]
+    assert list(arms["fedavg"]["runs"]) == ["1"]  # nothing is stored twice
+    one, two = (Results.stored(load_study(file), tmp_path / "results") for file in files)
+    assert two.runs["a"]["fedavg"][0] == one.runs["a"]["fedavg"][0]
+    assert one.seeds("a", "fedavg", "fedldf") == two.seeds("a", "fedavg", "fedldf") == [0, 1]  # either lends
 
 
 def test_a_client_that_cannot_compute_is_a_mishap_and_no_result(

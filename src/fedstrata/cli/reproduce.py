@@ -211,21 +211,22 @@ def _run(
 ) -> None:
     """Run what is left; after each run its cell's results are written again."""
     from fedstrata.reproductions.jobs import is_finished, run_all
-    from fedstrata.reproductions.results import elsewhere, refuse_contradictions, store
-    from fedstrata.reproductions.study import plan, recipe_hash
+    from fedstrata.reproductions.results import Elsewhere, refuse_contradictions, store
+    from fedstrata.reproductions.study import plan
 
-    runs, others = plan(study, seeds, out), elsewhere(study, results)
+    runs, others = plan(study, seeds, out), Elsewhere.stored(study, results)
     unfinished = [run for run in runs if not is_finished(run)]
     taken = {
-        run.job.path: others[key]["study"]
+        run.job.path: lender
         for run in unfinished
-        if not (run.job.path / "run.json").exists() and (key := (recipe_hash(run.job.experiment), run.seed)) in others
+        if not (run.job.path / "run.json").exists()
+        for lender in others.find(run.job.experiment, [run.seed]).values()
     }
     if taken:
         console.print(f"{len(taken)} runs are stored by {', '.join(sorted(set(taken.values())))}", soft_wrap=True)
     left = [run for run in unfinished if run.job.path not in taken]
     refuse_contradictions(study, [run for run in runs if run not in unfinished], results)
-    for cell in {run.cell for run in runs if run not in left}:
+    for cell in {run.cell for run in runs if run not in unfinished}:
         store(study, cell, runs, results, {})
     failed: dict[Path, str] = {}
     with _Watch(console, study, runs, left) as watch:

@@ -1,7 +1,8 @@
 """Claims checked against measured numbers, seed by seed.
 
 In one cell a comparison *holds* if every seed favours it, or, from five seeds on, if the 95 % bootstrap interval of the
-median difference lies on its side; it *fails* if the same is true of the other side, and is otherwise *open*. The
+median lies on its side; it *fails* if the same is true of the other side, and is otherwise *open*. How much a seed
+favours “within m” is by how much its difference stays within m, on either side. The
 claim holds if all of its comparisons hold, in part if some do, is open if all of them are (seeds that do not decide are
 no evidence against it), and otherwise does not hold.
 
@@ -88,7 +89,7 @@ def check(claim: Claim, results: Results) -> Ruling:
     what = results.study.measures[claim.measure]
     resolution = RESOLUTION if what.unit in ("%", "points") else 0.0
     rounds = {cell.name: results.study.rounds(cell) for cell in results.study.cells}
-    censored = what.kind == "rounds_to" and not claim.than_cells
+    censored = what.kind == "rounds_to" and claim.over is None
     for cell, than, ours, theirs in _comparisons(claim, results):
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
         if not pairs:
@@ -103,13 +104,13 @@ def check(claim: Claim, results: Results) -> Ruling:
 def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, list[float], list[float]]]:
     """Cell, what it is compared with, and both sides' numbers by seed."""
     for cell, other in claim.than_cells.items():
-        assert claim.over is not None
-        common = set(results.seeds(cell, claim.arm, claim.over)) & set(results.seeds(other, claim.arm, claim.over))
-        here, there = (
-            [results.values(claim.measure, where, arm, sorted(common)) for arm in (claim.arm, claim.over)]
-            for where in (cell, other)
-        )
-        yield cell, other, paired_differences(*here), paired_differences(*there)
+        arms = [arm for arm in (claim.arm, claim.over) if arm is not None]
+        common = sorted(set(results.seeds(cell, *arms)) & set(results.seeds(other, *arms)))
+        here, there = ([results.values(claim.measure, where, arm, common) for arm in arms] for where in (cell, other))
+        if claim.over is None:
+            yield cell, other, here[0], there[0]
+        else:
+            yield cell, other, paired_differences(*here), paired_differences(*there)
     if claim.than_cells:
         return
     for cell in claim.cells or [cell.name for cell in results.study.cells]:
@@ -140,11 +141,7 @@ def compare(
 ) -> Outcome:
     """What became of one comparison."""
     plain = claim.relation != "similar" and claim.factor == 1 and claim.margin == 0
-    sides = scores(claim, ours, theirs, resolution if plain else 0.0, horizon)
-    outcomes = [decide(side, at_least=not plain) for side in sides]
-    if "fails" in outcomes:
-        return "fails"
-    return "holds" if set(outcomes) == {"holds"} else "open"
+    return decide(scores(claim, ours, theirs, resolution if plain else 0.0, horizon), at_least=not plain)
 
 
 def scores(
@@ -153,28 +150,30 @@ def scores(
     theirs: Sequence[float],
     resolution: float = 0.0,
     horizon: float | None = None,
-) -> list[list[float | None]]:
-    """By how much each seed favours the claim, or None where it does not decide; “similar” has two sides.
+) -> list[float | None]:
+    """By how much each seed favours the claim, or None where it does not decide.
 
     With a `horizon`, the last round, infinity stands for “not reached”: all that is known is that it lies beyond.
     """
 
-    def side(sign: float, margin: float) -> list[float | None]:
-        return [score(sign, margin, a, b) for a, b in zip(ours, theirs, strict=True)]
+    def favour(difference: float) -> float:
+        if claim.relation == "similar":
+            return claim.margin - abs(difference)
+        return (difference if claim.relation == "higher" else -difference) - claim.margin
 
-    def score(sign: float, margin: float, a: float, b: float) -> float | None:
+    def score(a: float, b: float) -> float | None:
         if math.isinf(a) and math.isinf(b):
             return None
         if horizon is not None and (math.isinf(a) or math.isinf(b)):
-            beyond = sign if math.isinf(a) else -sign  # where the score lies, seen from what it is at the horizon
-            at_horizon = sign * (_within(a, horizon) - claim.factor * _within(b, horizon)) + margin
-            return beyond * math.inf if beyond * at_horizon >= 0 else None
+            nearest = _within(a, horizon) - claim.factor * _within(b, horizon)
+            furthest = math.inf if math.isinf(a) else -math.inf
+            if claim.relation == "similar" and nearest * furthest < 0:
+                nearest = 0.0  # which lies between them
+            return favour(furthest) if math.copysign(1, favour(furthest)) * favour(nearest) >= 0 else None
         difference = a - claim.factor * b
-        return None if abs(difference) < resolution else sign * difference + margin
+        return None if abs(difference) < resolution else favour(difference)
 
-    if claim.relation == "similar":
-        return [side(1, claim.margin), side(-1, claim.margin)]
-    return [side(1 if claim.relation == "higher" else -1, -claim.margin)]
+    return [score(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
 def _within(value: float, horizon: float) -> float:

@@ -71,7 +71,8 @@ def differences_table(results: Results, ruling: Ruling) -> TextTable:
     titles = {cell.name: cell.title for cell in study.cells}
     rows = []
     for found in ruling.findings:
-        pair = claim.arm if claim.value is not None else f"{claim.arm} − {claim.over or found.than}"
+        other = claim.over if claim.than_cells else None if claim.value is not None else found.than
+        pair = claim.arm if other is None else f"{claim.arm} − {other}"
         if claim.than_cells:
             pair += f", minus that of {titles[found.than]}"
         numbers = difference(study, ruling, found) + _unit_of_difference(study, ruling)
@@ -92,7 +93,9 @@ _ANSWERS = {"holds": "all", "holds in part": "some", "does not hold": "none"}
 
 def verdict(ruling: Ruling, mark: str = "") -> str:
     """A claim's verdict, or a question's answer, between marks, and whether it is more than a hint."""
-    word = _ANSWERS.get(ruling.verdict, ruling.verdict) if ruling.claim.text.endswith("?") else ruling.verdict
+    asked = ruling.claim.text.endswith("?")
+    word: str = _ANSWERS.get(ruling.verdict, ruling.verdict) if asked else ruling.verdict
+    word += " so far" if asked and ruling.findings and ruling.missing else ""
     return f"{mark}{word}{mark}" + (f" (a hint: {_many(ruling)})" if ruling.hint else "")
 
 
@@ -205,7 +208,8 @@ def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
         if math.isnan(value):
             return "neither"
         if math.isinf(value):
-            return f"{finding.than} only" if value > 0 else f"{claim.arm} only"
+            ours, theirs = (finding.cell, finding.than) if claim.than_cells else (claim.arm, finding.than)
+            return f"{theirs} only" if value > 0 else f"{ours} only"
         return _signed(study, ruling, value)
 
     found = numbers(study, ruling, finding)

@@ -5,16 +5,17 @@
       "arms": { arm: { "recipe": hash, "settings": {…}, "runs": { seed: { "made", "weights_sha256", "series" } } } } }
 
 A run belongs to a recipe by its hash. Runs of another recipe than the study's present one are not shown. A run that
-another study has stored, of the same recipe and seed, is taken from there, and "study" says so. A number that is
-infinite, or none at all, is the word "inf"; null is a round without evaluation.
+another study has stored, of the same recipe and seed, is read there and not stored twice. A number that is infinite,
+or none at all, is the word "inf"; null is a round without evaluation.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +95,19 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
     path = folder / study.name / f"{cell}.json"
     arms: dict[str, Any] = {}
     stored = _read(path) if path.exists() else {}
-    others = elsewhere(study, folder)
     for arm in study.arms:
         experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
-        digest = recipe_hash(experiment)
         old = stored.get(arm, {})
         found = dict(old["runs"]) if old and belongs(old, experiment) else {}
         for one in runs:
-            if (one.cell, one.arm) != (cell, arm):
-                continue
-            if not (one.job.path / "run.json").exists():
-                if (digest, one.seed) in others:
-                    found.setdefault(str(one.seed), others[digest, one.seed])
+            if (one.cell, one.arm) != (cell, arm) or not (one.job.path / "run.json").exists():
                 continue
             run = Run(one.job.path)
             if run.finished() or one.job.path in failed:
                 found[str(one.seed)] = _describe(run, study, failed.get(one.job.path))
         if found:
             ordered = dict(sorted(found.items(), key=lambda item: int(item[0])))
-            arms[arm] = {"recipe": digest, "settings": experiment.essence(), "runs": ordered}
+            arms[arm] = {"recipe": recipe_hash(experiment), "settings": experiment.essence(), "runs": ordered}
     if arms:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
@@ -147,18 +142,37 @@ def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
     return same and not differs(entry["settings"], experiment.essence())
 
 
-def elsewhere(study: Study, folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """What other studies have stored, by recipe and seed; nothing if this one needs more than is usually kept."""
-    if study.figures:
-        return {}
-    return {
-        (entry["recipe"], int(seed)): {"study": path.parent.name, **one}
-        for path in sorted(folder.glob("*/*.json"))
-        if path.parent.name != study.name
-        for entry in _read(path).values()
-        for seed, one in entry["runs"].items()
-        if "study" not in one and "failed" not in one
-    }
+@dataclass(frozen=True)
+class Elsewhere:
+    """What other studies have stored of a study's seeds, by recipe and seed."""
+
+    runs: Mapping[tuple[str, int], tuple[str, Mapping[str, Any]]]
+    """The study, and its arm."""
+
+    @classmethod
+    def stored(cls, study: Study, folder: Path) -> Elsewhere:
+        """Nothing if this one needs more than is usually kept."""
+        paths = [] if study.figures else [p for p in sorted(folder.glob("*/*.json")) if p.parent.name != study.name]
+        return cls(
+            {
+                (entry["recipe"], int(seed)): (path.parent.name, entry)
+                for path in paths
+                for entry in _read(path).values()
+                for seed, one in entry["runs"].items()
+                if int(seed) < study.seeds and "failed" not in one
+            }
+        )
+
+    def find(self, experiment: Experiment, seeds: Iterable[int]) -> dict[int, str]:
+        """Which study has this run, seed by seed."""
+        digest = recipe_hash(experiment)
+        found = {seed: self.runs[digest, seed] for seed in seeds if (digest, seed) in self.runs}
+        return {seed: study for seed, (study, entry) in found.items() if belongs(entry, experiment)}
+
+    def read(self, experiment: Experiment, seed: int) -> Mapping[str, Any]:
+        """The run."""
+        run: Mapping[str, Any] = self.runs[recipe_hash(experiment), seed][1]["runs"][str(seed)]
+        return run
 
 
 def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
@@ -194,6 +208,14 @@ def _as_text(content: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The arms in a file."""
+    found = path.stat()
+    return _read_once(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=256)
+def _read_once(path: Path, *_: int) -> dict[str, Any]:
+    """A file that is as it was is not read again: a page of all studies looks into each of them many times."""
     content = read_versioned(path, FORMAT)
     arms = content.get("arms")
     if not isinstance(arms, dict):
@@ -221,27 +243,29 @@ class Results:
         """What is in the folder, as far as it belongs to the study as it is now."""
         runs: dict[str, dict[str, dict[int, Series]]] = {}
         notes, sources, failed = [], set(), set()
+        others = Elsewhere.stored(study, folder)
         for cell in study.cells:
             path = folder / study.name / f"{cell.name}.json"
             arms = _read(path) if path.exists() else {}
             runs[cell.name] = {}
             for arm in study.arms:
-                entry = arms.get(arm)
-                if entry is None:
-                    continue
-                if not belongs(entry, study.experiment(cell, arm, 0)):
+                experiment = study.experiment(cell, arm, 0)
+                found: dict[str, Any] = {}
+                if arm in arms and belongs(arms[arm], experiment):
+                    found = arms[arm]["runs"]
+                elif arm in arms:
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
-                    continue
-                runs[cell.name][arm] = {int(seed): _numbers(one["series"]) for seed, one in entry["runs"].items()}
-                failed |= {(cell.name, arm, int(seed)) for seed, one in entry["runs"].items() if "failed" in one}
-                borrowed = sorted({one["study"] for one in entry["runs"].values() if "study" in one})
-                notes += [f"{cell.name}, {arm}: runs of {other}, which are the same" for other in borrowed]
-                sources |= {f"{entry['settings']['task']['dataset']}: {one['data']}" for one in entry["runs"].values()}
-                notes += [
-                    f"{cell.name}, {arm}, seed {seed}: stopped, {one['failed']}; what it had not reached, it missed"
-                    for seed, one in entry["runs"].items()
-                    if "failed" in one
-                ]
+                lent = others.find(experiment, (seed for seed in range(study.seeds) if str(seed) not in found))
+                found = found | {str(seed): others.read(experiment, seed) for seed in lent}
+                lenders = sorted(set(lent.values()))
+                notes += [f"{cell.name}, {arm}: runs of {lender}, which are the same" for lender in lenders]
+                for seed, one in found.items():
+                    runs[cell.name].setdefault(arm, {})[int(seed)] = _numbers(one["series"])
+                    sources.add(f"{experiment.task.dataset}: {one['data']}")
+                    if "failed" in one:
+                        failed.add((cell.name, arm, int(seed)))
+                        reason = f"stopped, {one['failed']}; what it had not reached, it missed"
+                        notes.append(f"{cell.name}, {arm}, seed {seed}: {reason}")
         return cls(study, runs, notes, sorted(sources), frozenset(failed))
 
     def seeds(self, cell: str, *arms: str) -> list[int]:

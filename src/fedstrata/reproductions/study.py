@@ -96,7 +96,7 @@ class StudyCell(BaseModel):
 class Claim(BaseModel):
     """A statement of the paper about measures: `arm` is lower than, higher than or similar to `than` or `value`.
 
-    Or its advantage over another arm is, in one cell, lower, higher or similar to what it is in another cell.
+    Or it is so, or its advantage over another arm is, in one cell compared with what it is in another cell.
     """
 
     model_config = _STRICT
@@ -128,7 +128,7 @@ class Claim(BaseModel):
         require(sum(given) == 1, "than", self.than, "give one of than, value and than_cells")
         require(not self.together or len(self.than) > 1, "together", self.together, "needs two or more in than")
         require(not self.together or self.relation != "similar", "together", self.together, "similar has no best")
-        require(bool(self.than_cells) == (self.over is not None), "over", self.over, "belongs to than_cells")
+        require(self.over is None or bool(self.than_cells), "over", self.over, "belongs to than_cells")
         require(not (self.than_cells and self.cells), "cells", self.cells, "than_cells says where")
         require(self.relation != "similar" or self.margin > 0, "margin", self.margin, "similar needs one above 0")
         return self
