@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -154,15 +155,22 @@ def _overview(results: Path) -> Table:
     from fedstrata.reproductions.study import load_study, studies
 
     cores = available_workers()
-    table = Table(title="fedstrata reproduce NAME", title_justify="left")
-    for heading in ("study", "what it is", "runs", f"on {cores} core{'s' * (cores > 1)}", "stored"):
-        table.add_column(heading, no_wrap=heading in ("study", "stored"))
+    table = Table(
+        title="fedstrata reproduce NAME",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("study", "what it is", "runs", f"on {cores} core{'s' * (cores > 1)}", "seeds stored"):
+        table.add_column(heading, no_wrap=heading != "what it is")
     for name in studies():
         study = load_study(name)
         found = Results.stored(study, results)
-        stored = seeds_stored(found) if any(found.all_seeds()) else "nothing"
+        stored = seeds_stored(found).removesuffix(" seeds") if any(found.all_seeds()) else "nothing"
         runs = str(len(study.cells) * len(study.arms) * study.seeds)
-        table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, study.expected_time(cores), stored)
+        table.add_row(name, escape(study.shows), runs, study.expected_time(cores), stored)
     return table
 
 
