@@ -36,6 +36,7 @@ from fedstrata.reproductions.study import (
     studies,
 )
 from fedstrata.runs import Run
+from fedstrata.storage import locked
 from fedstrata.tasks import datasets
 
 ROOT = Path(__file__).parent.parent
@@ -748,6 +749,15 @@ def test_a_finished_run_that_contradicts_what_is_stored_is_refused(cli: Any, tmp
     assert "ended with other weights than" in refused.err
     assert "of fedavg, seed 0" in refused.err
     assert json.loads(path.read_text()) == content  # nothing was overwritten
+
+
+def test_two_jobs_on_one_study_are_refused(cli: Any, small_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"):
+        answer = cli("reproduce", small_file, "--out", tmp_path / "out", "--results", tmp_path / "results")
+    assert answer.code == 2
+    assert "is in use by process" in answer.err
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_path: Path) -> None:

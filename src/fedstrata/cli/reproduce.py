@@ -18,6 +18,7 @@ from fedstrata.cli.compare import parse_seeds
 from fedstrata.cli.options import Data
 from fedstrata.cli.tables import duration, figure
 from fedstrata.errors import UserError
+from fedstrata.storage import locked
 
 if TYPE_CHECKING:
     from fedstrata.reproductions.jobs import Event
@@ -112,8 +113,10 @@ def reproduce_command(
     chosen = parse_seeds(seeds) if seeds is not None else list(range(study.seeds))
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        _run(console, study, chosen, folder, store, data, cores)
+        with locked(folder):  # two jobs would write a cell's results in turns, each without the other's
+            _run(console, study, chosen, folder, store, data, cores)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", soft_wrap=True)
         raise typer.Exit(130) from None
