@@ -91,9 +91,10 @@ fewer than reported, and fewer than FedLayerWise under every reading in which ei
 none does.""",
     "FedLDF": """\
 What came out so far, of a reduced setting and two seeds: the upload is a fifth, as the paper says. But FedLDF ends
-with a larger error than FedAvg, and than random layers at the same upload, which do best of all that upload a
-fifth; it is level with HDFL and ahead of our pruning of neurons. With unequal shares the largest divergences are
-those of the same clients again and again, as the picture of the layers shows, while random layers hear everyone.""",
+with a larger error than FedAvg, and than random layers at the same upload, which do best of all that upload a fifth
+(so they do wherever BatchNorm belongs; of two of the readings one seed is run); it is level with HDFL and ahead of
+our pruning of neurons. With unequal shares the largest divergences are those of the same clients again and again,
+as the picture of the layers shows, while random layers hear everyone.""",
     "Adaptive μ": """\
 What came out: with logistic regression there is one weight and one bias. The weight always moves further, so only
 the ten biases get another μ, and the method is FedProx with μ₀ for all practical purposes, in accuracy as in
