@@ -106,9 +106,9 @@ it in the first 20 rounds and ends like it; on FashionMNIST it is above FedAvg e
 A weak FedProx is ahead of FedLap in the first 20 rounds on both, with stragglers as well. Under all seven readings
 of λ, units and q FedLap is below FedAvg on MNIST (one seed). With stragglers FedLap is far above FedAvg only if
 FedAvg throws away what stragglers send, which the paper does not say; FedProx with μ = 1, to which the paper's q
-leads, is the lowest of those that keep it. Stragglers do FedLap no harm, nor FedAvg and FedProx as long as what
-they send counts. Over five seeds on MNIST, five local epochs end above one, but ten no longer above five; batches
-of five are better than the paper's of ten; and FedAvg with as many epochs ends no lower.""",
+leads, is the lowest of those that keep it. Stragglers do FedLap no harm at the end, and little to FedAvg and
+FedProx as long as what they send counts. Over five seeds on MNIST, five local epochs end above one, but ten no
+longer above five; batches of five are better than the paper's of ten; and FedAvg with as many epochs ends no lower.""",
     "Combinations": """\
 What came out so far, from one seed: in none of the four settings does a combination beat the better of its parts by
 more than a trace. Where ten or twenty of many clients take part, weighing by angle is below FedAvg over the 50
