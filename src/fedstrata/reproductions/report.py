@@ -208,8 +208,8 @@ def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
         if math.isnan(value):
             return "neither"
         if math.isinf(value):
-            ours, theirs = (finding.cell, finding.than) if claim.than_cells else (claim.arm, finding.than)
-            return f"{theirs} only" if value > 0 else f"{ours} only"
+            ours = finding.cell if claim.than_cells else claim.arm
+            return f"{finding.than} only" if value > 0 else f"{ours} only"
         return _signed(study, ruling, value)
 
     found = numbers(study, ruling, finding)

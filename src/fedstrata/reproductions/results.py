@@ -163,16 +163,15 @@ class Elsewhere:
             }
         )
 
-    def find(self, experiment: Experiment, seeds: Iterable[int]) -> dict[int, str]:
-        """Which study has this run, seed by seed."""
+    def find(self, experiment: Experiment, seeds: Iterable[int]) -> dict[int, tuple[str, Mapping[str, Any]]]:
+        """Which study has this run, and the run, seed by seed."""
         digest = recipe_hash(experiment)
-        found = {seed: self.runs[digest, seed] for seed in seeds if (digest, seed) in self.runs}
-        return {seed: study for seed, (study, entry) in found.items() if belongs(entry, experiment)}
-
-    def read(self, experiment: Experiment, seed: int) -> Mapping[str, Any]:
-        """The run."""
-        run: Mapping[str, Any] = self.runs[recipe_hash(experiment), seed][1]["runs"][str(seed)]
-        return run
+        known = {seed: self.runs[digest, seed] for seed in seeds if (digest, seed) in self.runs}
+        return {
+            seed: (study, entry["runs"][str(seed)])
+            for seed, (study, entry) in known.items()
+            if belongs(entry, experiment)
+        }
 
 
 def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
@@ -256,8 +255,8 @@ class Results:
                 elif arm in arms:
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
                 lent = others.find(experiment, (seed for seed in range(study.seeds) if str(seed) not in found))
-                found = found | {str(seed): others.read(experiment, seed) for seed in lent}
-                lenders = sorted(set(lent.values()))
+                found = found | {str(seed): run for seed, (_, run) in lent.items()}
+                lenders = sorted({lender for lender, _ in lent.values()})
                 notes += [f"{cell.name}, {arm}: runs of {lender}, which are the same" for lender in lenders]
                 for seed, one in found.items():
                     runs[cell.name].setdefault(arm, {})[int(seed)] = _numbers(one["series"])
