@@ -19,6 +19,7 @@ from fedstrata.experiment import load
 from fedstrata.reproductions import figures
 from fedstrata.reproductions.figures import layers
 from fedstrata.reproductions.figures.content import Curve, Panel, Picture, Reference
+from fedstrata.reproductions.figures.style import wrapped
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Study, load_study, plan, recipe_hash, studies
 from fedstrata.runs import Run
@@ -273,6 +274,33 @@ def test_an_algorithm_looks_the_same_in_every_study() -> None:
     assert ours["fedprox-1"] not in (ours["fedavg"], ours["fedlap"])
 
 
+def test_an_arm_looks_the_same_in_every_plot_of_a_study() -> None:
+    """Here it is the second of one plot's arms and the first of the other's."""
+    arms = {arm: {"algorithm": "fedavg"} for arm in ("a", "b", "c", "d")}
+    plots = [{"name": "one", "arms": ["a", "b"]}, {"name": "two", "arms": ["b", "c", "d"], "measure": "final"}]
+    changes = {"arms": arms, "plots": plots, "claims": [], "cells": [{"name": "only", "title": "only"}]}
+    found = results_of({"only": {arm: accuracies([0.5, 0.6]) for arm in arms}}, **changes, quick={"rounds": 2})
+    curves, dots = figures.pictures(found)
+    (of_curves,) = [one for one in figures.draw(curves).axes[0].lines if one.get_label() == "b"]
+    panel = figures.draw(dots).axes[0]
+    row = [tick.get_text() for tick in panel.get_yticklabels()].index("b")
+    (of_dots,) = [one for one in panel.lines if list(one.get_ydata()) == [row]]
+    assert (of_dots.get_color(), of_dots.get_marker()) == (of_curves.get_color(), of_curves.get_marker())
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("short", ["short"]),
+        ("one two three four", ["one two", "three four"]),  # not: one two three / four
+        ("unpadded, (x − mean)/std: 1 seed", ["unpadded,", "(x − mean)/std:", "1 seed"]),
+        ("", [""]),
+    ],
+)
+def test_titles_break_where_a_reader_would(text: str, lines: list[str]) -> None:
+    assert wrapped(text, 16).replace("\N{NO-BREAK SPACE}", " ").split("\n") == lines
+
+
 # --- every layer -----------------------------------------------------------------------------------------------------
 
 
@@ -440,7 +468,7 @@ def test_a_legend_is_within_its_picture(name: str, panels: int) -> None:
     curves = [Curve(arm, {0: [(1, 1.0, 0.5), (2, 2.0, 0.6)]}) for arm in arms]
     references = [Reference(f"paper, {arm}", 0.5, 1.5, arm) for arm in arms]
     panel = Panel("title", "round", "accuracy", curves, references=references)
-    figure = figures.draw(Picture("curves", "curves", "title", arms, [panel] * panels, panels))
+    figure = figures.draw(Picture("curves", "curves", "title", arms, [panel] * panels, panels, arms))
     figure.canvas.draw()
     for one in figure.legends:
         box = one.get_window_extent()

@@ -726,6 +726,20 @@ def test_results_of_another_default_are_left_out(tmp_path: Path) -> None:
     assert list(found.runs["a"]) == ["fedldf"]
 
 
+def test_what_an_arm_had_before_it_was_renamed_is_kept_and_said(tmp_path: Path) -> None:
+    before = Study.parse(small(cells=SMALL["cells"][:1]))
+    runs = plan(before, [0], tmp_path / "out")
+    assert all(event.kind != "failed" for event in run_all(runs, cores=2))
+    path = store(before, "a", runs, tmp_path / "results", {})
+    entry = json.loads(path.read_text())["arms"]["fedldf"]
+    after = before.model_copy(update={"arms": {"fedavg": before.arms["fedavg"], "ldf": before.arms["fedldf"]}})
+    found = Results.stored(after, tmp_path / "results")
+    assert found.notes == ["a, fedldf: stored, but no arm of the study, left out"]
+    assert list(found.runs["a"]) == ["fedavg"]
+    store(after, "a", plan(after, [0], tmp_path / "out"), tmp_path / "results", {})
+    assert json.loads(path.read_text())["arms"]["fedldf"] == entry
+
+
 def test_a_finished_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
     study = Study.parse(small())
     assert len(list(run_all(plan(study, [0], tmp_path)[:1]))) == 4
@@ -911,7 +925,7 @@ def test_stored_results_belong_to_studies_as_they_are() -> None:
     assert folders <= set(studies())
     for name in folders:
         notes = Results.stored(load_study(name), ROOT / "results").notes
-        assert not [note for note in notes if "another recipe" in note]
+        assert not [note for note in notes if "left out" in note]
 
 
 CHECKED = {  # the cheapest cell of each paper: study, cell, arm, rounds

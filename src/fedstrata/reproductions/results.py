@@ -93,8 +93,8 @@ def _gradient_divergence(run: Run, round: int) -> float:
 def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: Mapping[Path, str]) -> Path:
     """Write a cell's finished runs (and those that failed for good), beside stored ones of the same recipe."""
     path = folder / study.name / f"{cell}.json"
-    arms: dict[str, Any] = {}
     stored = _read(path) if path.exists() else {}
+    arms = {arm: entry for arm, entry in stored.items() if arm not in study.arms}  # renamed, perhaps: not ours to drop
     for arm in study.arms:
         experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
         old = stored.get(arm, {})
@@ -247,6 +247,8 @@ class Results:
             path = folder / study.name / f"{cell.name}.json"
             arms = _read(path) if path.exists() else {}
             runs[cell.name] = {}
+            unknown = [arm for arm in arms if arm not in study.arms]
+            notes += [f"{cell.name}, {arm}: stored, but no arm of the study, left out" for arm in unknown]
             for arm in study.arms:
                 experiment = study.experiment(cell, arm, 0)
                 found: dict[str, Any] = {}

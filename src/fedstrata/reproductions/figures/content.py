@@ -81,6 +81,8 @@ class Picture:
     arms: list[str]
     panels: list[Panel]
     columns: int
+    styled: list[str]
+    """All arms of the study: one looks the same in each of its pictures, whatever else is on it."""
     ticks: list[str] = field(default_factory=list)
 
     def digest(self) -> str:
@@ -136,7 +138,9 @@ def _picture(results: Results, plot: Plot) -> Picture | None:
             columns = len(cells) if len(cells) > 1 else _columns(len(plot.names))
     what = f"{study.name} ({study.paper}, {study.shows})" + (f", {cells[0].title}" if len(cells) == 1 else "")
     seeds = _about_seeds(kind, _counts(shown, cells), [curve for panel in panels for curve in panel.curves])
-    return Picture(kind, plot.name, f"{study.title}\n{what}: {seeds}", arms, panels, columns, list(plot.clients))
+    return Picture(
+        kind, plot.name, f"{study.title}\n{what}: {seeds}", arms, panels, columns, [*study.arms], [*plot.clients]
+    )
 
 
 def _columns(panels: int) -> int:

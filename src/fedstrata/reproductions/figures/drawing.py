@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.compare import estimate
 from fedstrata.reproductions.figures.content import Panel, Picture
-from fedstrata.reproductions.figures.style import GREY, PALETTE, STYLE, library, styles, titled_figure
+from fedstrata.reproductions.figures.style import GREY, PALETTE, STYLE, library, styles, titled_figure, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +28,7 @@ def draw(picture: Picture) -> Figure:
                 continue
             panel = picture.panels[at]
             {"curves": _draw_curves, "clients": _draw_clients, "dots": _draw_dots}[picture.kind](ax, panel, picture)
-            ax.set_title(textwrap.fill(panel.title, 40))
+            ax.set_title(wrapped(panel.title, 40))
             if at % columns == 0 or panel.y_label != picture.panels[at - 1].y_label:
                 ax.set_ylabel(panel.y_label)
             if at + columns >= len(picture.panels):  # nothing below it
@@ -67,7 +66,7 @@ def _legend(figure: Figure) -> None:
 
 
 def _draw_curves(ax: Axes, panel: Panel, picture: Picture) -> None:
-    look = styles(picture.arms)
+    look = styles(picture.styled)
     for curve in panel.curves:
         colour, dashes, marker = look[curve.label]
         x, known = curve.over_seeds()
@@ -148,7 +147,7 @@ def _draw_clients(ax: Axes, panel: Panel, picture: Picture) -> None:
 
 
 def _draw_dots(ax: Axes, panel: Panel, picture: Picture) -> None:
-    look, edge = styles(picture.arms), _edge(picture)
+    look, edge = styles(picture.styled), _edge(picture)
     not_reached = False
     for dots in panel.dots:
         colour, _, marker = look[dots.label]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,13 @@ def library() -> Any:
 def titled_figure(title: str, width: float, height: float) -> Figure:
     """An empty one under a title, in inches."""
     figure: Figure = library().figure.Figure(figsize=(width, height), layout="constrained")
-    letters = int(width * 16)
-    figure.suptitle("\n".join(textwrap.fill(line, letters) for line in title.splitlines()), fontsize=8.5)
+    figure.suptitle("\n".join(wrapped(line, int(width * 16)) for line in title.splitlines()), fontsize=8.5)
     return figure
+
+
+def wrapped(text: str, letters: int) -> str:
+    """As few lines as possible, of about the same length; a number stays with its word, a formula in one piece."""
+    together = re.sub(r"(?<=\d) (?=[a-z%])| (?=[+−=] )|(?<=[+−=]) ", "\N{NO-BREAK SPACE}", text)
+    at_width = [textwrap.wrap(together, width, break_long_words=False) for width in range(1, letters + 1)]
+    fewest = len(at_width[-1])
+    return "\n".join(next(lines for lines in at_width if len(lines) == fewest))
