@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.text import Text
 
 import fedstrata
 from fedstrata.cli.compare import parse_seeds, result_tables
-from fedstrata.compare import ENOUGH_SEEDS, Outcome, estimate, outcome, paired_differences, plan, run_cell
+from fedstrata.compare import (
+    ENOUGH_SEEDS,
+    Outcome,
+    _middles_of_resamples,
+    estimate,
+    outcome,
+    paired_differences,
+    plan,
+    run_cell,
+)
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import load
 from fedstrata.runs import Run
@@ -62,11 +74,47 @@ def test_an_interval_from_five_seeds_on() -> None:
     assert estimate([7.0] * 5).interval == (7.0, 7.0)
 
 
+@given(st.lists(st.integers(-3, 3) | st.sampled_from([-INF, INF]), min_size=5, max_size=6))
+@settings(max_examples=8, deadline=None)
+def test_the_interval_is_that_of_all_resamples(values: list[float]) -> None:
+    """Every one of the n^n is made, and its median taken: 3,125 of five values, 46,656 of six."""
+
+    def median(resample: tuple[float, ...]) -> float:
+        ordered = sorted(resample)
+        low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+        return low if low == high else 0.0 if math.isinf(low) and math.isinf(high) else (low + high) / 2
+
+    medians = sorted(map(median, itertools.product(values, repeat=len(values))))
+    outside = math.ceil(0.025 * len(medians))
+    assert estimate(values).interval == (medians[outside - 1], medians[-outside])
+
+
+@pytest.mark.parametrize("count", [5, 8, 10, 25])
+def test_the_chances_of_resamples_are_those_of_drawing(count: int) -> None:
+    draws = np.sort(np.random.default_rng(0).integers(0, count, (200_000, count)), axis=1)
+    found = np.zeros((count, count))
+    np.add.at(found, (draws[:, (count - 1) // 2], draws[:, count // 2]), 1 / len(draws))
+    chances = np.zeros((count, count))
+    for i, j, chance in _middles_of_resamples(count):
+        chances[i, j] = chance
+    assert chances.sum() == pytest.approx(1)
+    assert chances.min() >= 0
+    np.testing.assert_allclose(found, chances, atol=5 * 0.5 / math.sqrt(len(draws)))
+
+
 def test_an_interval_may_end_at_more_than_t() -> None:
     result = estimate([10, 20, 30, INF, INF])
     assert result.median == 30
     assert result.interval == (10, INF)
     assert estimate([INF] * 5).interval == (INF, INF)
+
+
+def test_what_is_no_number_is_the_largest_of_all() -> None:
+    result = estimate([math.nan, 4, INF, 1, 2])
+    assert result.median == 4
+    assert result.interval is not None
+    assert result.interval[0] == 1
+    assert math.isnan(result.interval[1])
 
 
 def test_differences_are_taken_seed_by_seed() -> None:

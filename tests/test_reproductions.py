@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 import fedstrata
 from fedstrata.errors import RecipeError, UserError
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import Finding, Ruling, check, compare, decide, scores
+from fedstrata.reproductions.claims import Finding, Known, Ruling, check, compare, decide, score
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure
 from fedstrata.reproductions.page import build
@@ -246,7 +247,7 @@ SERIES = {
         ({"kind": "deviation", "last": 2}, 0.05),  # of 0.6 and 0.5
         ({"kind": "at", "round": 3, "series": ["angle.0", "angle.1"]}, 1.2),
         ({"kind": "at", "round": 2}, math.nan),  # not evaluated
-        ({"kind": "at_equal_upload"}, 0.6),  # 60 are affordable, 100 are not
+        ({"kind": "at_equal_upload"}, 0.5025),  # of 0.6 at 60 and 0.5 at 100, at 99
         ({"kind": "upload"}, 100),
     ],
     ids=str,
@@ -282,7 +283,7 @@ def test_errors_between_evaluations_are_interpolated_at_equal_upload() -> None:
     curve = [0.1, None, None, None, 0.5, None, None, None, 0.9]
     dear, cheap = {"upload": [101] * 9, "test.accuracy": curve}, {"upload": [100] * 9, "test.accuracy": curve}
     assert measure(what, cheap, budget=900) == pytest.approx(0.9)
-    assert measure(what, dear, budget=900) == pytest.approx(0.8)  # round 8
+    assert measure(what, dear, budget=900) == pytest.approx(0.9 - 0.4 * 9 / 404)  # 9 bytes before the last one
     assert math.isnan(measure(what, dear, budget=100))
 
 
@@ -317,13 +318,14 @@ def claim(relation: str = "lower", **options: Any) -> Claim:
 def test_how_much_a_seed_favours_a_claim(
     claimed: Claim, ours: list[float], theirs: list[float], expected: list[float | None]
 ) -> None:
-    found = scores(claimed, ours, theirs)
+    found = [score(claimed, Known(a), Known(b)) for a, b in zip(ours, theirs, strict=True)]
     assert [score is None for score in found] == [one is None for one in expected]
     assert [score or 0 for score in found] == pytest.approx([one or 0 for one in expected])
 
 
 def test_what_is_smaller_than_an_image_decides_nothing() -> None:
-    assert scores(claim("lower"), [0.5, 0.5], [0.50001, 0.501], 0.5e-4) == [None, pytest.approx(0.001)]
+    assert score(claim("lower"), Known(0.5), Known(0.50001), 0.5e-4) is None
+    assert score(claim("lower"), Known(0.5), Known(0.501), 0.5e-4) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +375,7 @@ def test_when_a_comparison_is_decided(values: list[float | None], at_least: bool
     ids=str,
 )
 def test_comparisons(claimed: Claim, ours: list[float], theirs: list[float], outcome: str) -> None:
-    assert compare(claimed, ours, theirs) == outcome
+    assert compare(claimed, [(Known(a), Known(b)) for a, b in zip(ours, theirs, strict=True)]) == outcome
 
 
 def test_rounds_that_were_not_run_are_not_compared() -> None:
@@ -412,7 +414,31 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
 def test_of_a_target_not_reached_only_the_last_round_is_known(
     claimed: Any, ours: float, theirs: float, expected: str
 ) -> None:
-    assert compare(claimed, [ours] * 3, [theirs] * 3, horizon=300) == expected
+    assert compare(claimed, [(Known(ours, 300), Known(theirs, 300))] * 3) == expected
+
+
+def test_of_an_upload_not_reached_only_what_was_uploaded_is_known() -> None:
+    """The cheap arm's whole run is ten bytes: against twelve of the dear one, it might have needed eleven."""
+    reach = {"reach": {"title": "bytes to 0.5", "kind": "upload_to", "target": 0.5}}
+    claims = [{**SMALL["claims"][0], "measure": "reach", "relation": "lower", "cells": ["a"]}]
+
+    def verdict_with(theirs: list[float]) -> str:
+        found = {"a": {"fedavg": {0: theirs}, "fedldf": {0: [0.1] * 10}}}
+        cells = [{"name": "a", "title": "a"}]
+        results = results_of(found, measures=reach, claims=claims, cells=cells, quick={"rounds": 2})
+        return check(results.study.claims[0], results).verdict
+
+    assert verdict_with([0.1] * 11 + [0.5]) == "open"
+    assert verdict_with([0.1] * 8 + [0.5]) == "does not hold"
+    assert verdict_with([0.1] * 12) == "open"
+
+
+def test_what_a_failed_run_has_not_reached_it_never_will() -> None:
+    claims = [{**SMALL["claims"][0], "measure": "rounds", "relation": "higher", "margin": 5, "cells": ["a"]}]
+    found = results_of({"a": {"fedavg": {0: [0.99]}, "fedldf": {0: [0.1, 0.1]}}}, claims=claims)
+    assert check(found.study.claims[0], found).verdict == "open"  # two rounds are too few to know
+    failed = replace(found, failed=frozenset({("a", "fedldf", 0)}))
+    assert check(found.study.claims[0], failed).verdict == "holds"
 
 
 @given(
@@ -429,18 +455,18 @@ def test_whenever_the_target_would_have_been_reached_the_score_is_right(
     """Whatever the round beyond the 100 that were run: a seed that decided would have decided so."""
     claimed = claim(relation, factor=factor, margin=margin)
 
-    def score(unknown: float, horizon: float | None) -> float | None:
-        a, b = (unknown, reached) if ours else (reached, unknown)
-        return scores(claimed, [a], [b], horizon=horizon)[0]
+    def scored(unknown: float) -> float | None:
+        found = (Known(unknown, 100), Known(reached, 100))
+        return score(claimed, *(found if ours else reversed(found)))
 
-    decided = score(INF, 100)
+    decided = scored(INF)
     for round in later:
-        then = score(round, None)
+        then = scored(round)
         assert then is not None
         if decided is not None:
             assert then * decided >= 0
     if decided is None and relation != "similar":  # it could have gone either way
-        nearest, furthest = score(100, None), score(10_000, None)
+        nearest, furthest = scored(100), scored(10_000)
         assert nearest is not None
         assert furthest is not None
         assert nearest * furthest < 0
@@ -461,6 +487,21 @@ def test_whenever_the_target_would_have_been_reached_the_score_is_right(
 def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
     findings = [Finding("a", "b", [1.0], [2.0], outcome) for outcome in outcomes]
     assert Ruling(claim(), findings, missing).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        (["holds", "holds"], "holds"),
+        (["holds", "fails"], "does not hold"),
+        (["holds", "open"], "open"),
+        (["open", "fails"], "does not hold"),
+    ],
+    ids=str,
+)
+def test_who_is_said_to_be_the_best_must_not_be_beaten(outcomes: list[Any], expected: str) -> None:
+    findings = [Finding("a", "b", [1.0], [2.0], outcome) for outcome in outcomes]
+    assert Ruling(claim(than=["b", "c"], best=True), findings, 0).verdict == expected
 
 
 def test_questions_are_answered() -> None:

@@ -12,11 +12,11 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from math import comb
 from pathlib import Path
 
-import numpy as np
-
-from fedstrata import rng
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.runs import Line, Run, prepare, reopen
@@ -191,25 +191,59 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Median and percentile bootstrap; infinite (censored) values take part as what they are, larger than any other."""
-    array = np.array(values, dtype=np.float64)
-    interval = None
-    if len(array) >= ENOUGH_SEEDS:
-        draws = rng.generator(0, "bootstrap").integers(0, len(array), (10_000, len(array)))
-        medians = np.sort(_median(np.sort(array[draws], axis=1)))
-        interval = (float(medians[250]), float(medians[9749]))
-    return Estimate(tuple(map(float, array)), float(_median(np.sort(array))), interval)
+    """Median and percentile bootstrap; infinite (censored) values take part as what they are, larger than any other.
 
-
-def _median(ordered: np.ndarray) -> np.ndarray:
-    """The middle of each row; with an even count the mean of the middle two, which is infinite if one of them is.
-
-    Between −∞ and ∞ it is 0.
+    What is no number is larger still.
     """
-    count = ordered.shape[-1]
-    low, high = ordered[..., (count - 1) // 2], ordered[..., count // 2]
-    opposite = np.isneginf(low) & np.isposinf(high)
-    return np.where(low == high, low, (np.where(opposite, 0, low) + np.where(opposite, 0, high)) / 2)
+
+    def in_order(value: float) -> tuple[bool, float]:
+        return math.isnan(value), value
+
+    ordered = sorted(map(float, values), key=in_order)
+    count = len(ordered)
+    interval = None
+    if count >= ENOUGH_SEEDS:
+        medians = [(_between(ordered[i], ordered[j]), chance) for i, j, chance in _middles_of_resamples(count)]
+        medians.sort(key=lambda found: in_order(found[0]))
+        interval = (_beyond_the_tail(medians), _beyond_the_tail(medians[::-1]))
+    median = _between(ordered[(count - 1) // 2], ordered[count // 2])
+    return Estimate(tuple(map(float, values)), median, interval)
+
+
+def _between(low: float, high: float) -> float:
+    """The mean of the middle two, which is infinite if one of them is; between −∞ and ∞ it is 0."""
+    return low if low == high else 0.0 if (low, high) == (-math.inf, math.inf) else (low + high) / 2
+
+
+@lru_cache(maxsize=64)
+def _middles_of_resamples(count: int) -> list[tuple[int, int, float]]:
+    """How likely the middle two of `count` draws with replacement are the i-th and the j-th smallest value (from 0).
+
+    Counted instead of drawn, out of count^count resamples. The lower middle, the h-th of the draws, is among the i
+    smallest values if at least h draws are. With an even count it is the i-th and the upper middle a later one, the
+    j-th, if the largest of h draws is the i-th and the smallest of the other h is the j-th.
+    """
+    half = (count + 1) // 2
+
+    def lower_middle_within(i: int) -> int:
+        return sum(comb(count, n) * i**n * (count - i) ** (count - n) for n in range(half, count + 1))
+
+    found = []
+    for i in range(count):
+        ways = lower_middle_within(i + 1) - lower_middle_within(i)
+        for j in range(i + 1, count) if count % 2 == 0 else ():
+            largest, smallest = (i + 1) ** half - i**half, (count - j) ** half - (count - j - 1) ** half
+            apart = comb(count, half) * largest * smallest
+            ways -= apart
+            found.append((i, j, apart / count**count))
+        found.append((i, i, ways / count**count))
+    return found
+
+
+def _beyond_the_tail(medians: Sequence[tuple[float, float]]) -> float:
+    """The first value, from the outside, at or before which 2.5 % of all resamples are."""
+    so_far = accumulate(chance for _, chance in medians)
+    return next(value for (value, _), chance in zip(medians, so_far, strict=True) if chance >= 0.025)
 
 
 def paired_differences(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:

@@ -4,10 +4,12 @@ In one cell a comparison *holds* if every seed favours it, or, from five seeds o
 median lies on its side; it *fails* if the same is true of the other side, and is otherwise *open*. How much a seed
 favours “within m” is by how much its difference stays within m, on either side. The
 claim holds if all of its comparisons hold, in part if some do, is open if all of them are (seeds that do not decide are
-no evidence against it), and otherwise does not hold.
+no evidence against it), and otherwise does not hold. One that says “the best of all” does not hold in part: it does not
+hold as soon as one comparison fails.
 
 A seed decides nothing if neither arm reached the target, or if accuracies differ by less than half an image of ten
-thousand. A seed without a number, as of rounds that were not run, does not count.
+thousand. A seed without a number, as of rounds that were not run, does not count. Of a target that was not reached, all
+that is known is that it lies beyond what was run.
 """
 
 from __future__ import annotations
@@ -29,6 +31,19 @@ FEW_SEEDS = 3
 
 Outcome = Literal["holds", "open", "fails"]
 Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A measure of one run. Where it is infinite because a target was missed, the run ended at `end` without it."""
+
+    value: float
+    end: float = math.inf
+
+    @property
+    def nearest(self) -> float:
+        """The smallest that it may be."""
+        return self.end if self.value == math.inf else self.value
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,7 @@ class Ruling:
             return "not tested"
         if held == len(self.findings):
             return "holds" if not self.missing else "holds in part"
-        if held:
+        if held and not self.claim.best:
             return "holds in part"
         return "does not hold" if self.count("fails") else "open"
 
@@ -88,96 +103,80 @@ def check(claim: Claim, results: Results) -> Ruling:
     findings, missing = [], 0
     what = results.study.measures[claim.measure]
     resolution = RESOLUTION if what.unit in ("%", "points") else 0.0
-    rounds = {cell.name: results.study.rounds(cell) for cell in results.study.cells}
-    censored = what.kind == "rounds_to" and claim.over is None
     for cell, than, ours, theirs in _comparisons(claim, results):
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
-        if not pairs:
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a.value) or math.isnan(b.value))]
+        if pairs:
+            outcome = compare(claim, pairs, resolution)
+            findings.append(Finding(cell, than, [a.value for a, _ in pairs], [b.value for _, b in pairs], outcome))
+        else:
             missing += 1
-            continue
-        ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-        outcome = compare(claim, ours, theirs, resolution, rounds[cell] if censored else None)
-        findings.append(Finding(cell, than, ours, theirs, outcome))
     return Ruling(claim, findings, missing)
 
 
-def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, list[float], list[float]]]:
+def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, list[Known], list[Known]]]:
     """Cell, what it is compared with, and both sides' numbers by seed."""
     for cell, other in claim.than_cells.items():
         arms = [arm for arm in (claim.arm, claim.over) if arm is not None]
         common = sorted(set(results.seeds(cell, *arms)) & set(results.seeds(other, *arms)))
-        here, there = ([results.values(claim.measure, where, arm, common) for arm in arms] for where in (cell, other))
+        here, there = ([_known(results, claim.measure, where, arm, common) for arm in arms] for where in (cell, other))
         if claim.over is None:
             yield cell, other, here[0], there[0]
         else:
-            yield cell, other, paired_differences(*here), paired_differences(*there)
+            yield cell, other, _advantage(*here), _advantage(*there)
     if claim.than_cells:
         return
     for cell in claim.cells or [cell.name for cell in results.study.cells]:
         for than in [claim.than] if claim.together else [[arm] for arm in claim.than]:
             seeds = results.seeds(cell, claim.arm, *than)
-            theirs = [results.values(claim.than_measure or claim.measure, cell, arm, seeds) for arm in than]
-            ours = results.values(claim.measure, cell, claim.arm, seeds)
+            theirs = [_known(results, claim.than_measure or claim.measure, cell, arm, seeds) for arm in than]
+            ours = _known(results, claim.measure, cell, claim.arm, seeds)
             named = than[0] if len(than) == 1 else f"best of {', '.join(than)}"
             yield cell, named, ours, [_best(claim, values) for values in zip(*theirs, strict=True)]
         if claim.value is not None:
-            ours = results.values(claim.measure, cell, claim.arm, results.seeds(cell, claim.arm))
-            yield cell, f"{claim.value:g}", ours, [claim.value] * len(ours)
+            ours = _known(results, claim.measure, cell, claim.arm, results.seeds(cell, claim.arm))
+            yield cell, f"{claim.value:g}", ours, [Known(claim.value)] * len(ours)
 
 
-def _best(claim: Claim, values: Sequence[float]) -> float:
+def _known(results: Results, measure: str, cell: str, arm: str, seeds: list[int]) -> list[Known]:
+    values, ends = results.values(measure, cell, arm, seeds), results.ends(measure, cell, arm, seeds)
+    return [Known(value, end) for value, end in zip(values, ends, strict=True)]
+
+
+def _advantage(ours: list[Known], theirs: list[Known]) -> list[Known]:
+    return [Known(value) for value in paired_differences([a.value for a in ours], [b.value for b in theirs])]
+
+
+def _best(claim: Claim, found: Sequence[Known]) -> Known:
     """The one that is hardest to beat; none if any has no number."""
-    if any(map(math.isnan, values)):
-        return math.nan
-    return max(values) if claim.relation == "higher" else min(values)
+    if any(math.isnan(one.value) for one in found):
+        return Known(math.nan)
+    choose = max if claim.relation == "higher" else min
+    return choose(found, key=lambda one: (one.value, one.end))
 
 
-def compare(
-    claim: Claim,
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    resolution: float = 0.0,
-    horizon: float | None = None,
-) -> Outcome:
+def compare(claim: Claim, pairs: Sequence[tuple[Known, Known]], resolution: float = 0.0) -> Outcome:
     """What became of one comparison."""
     plain = claim.relation != "similar" and claim.factor == 1 and claim.margin == 0
-    return decide(scores(claim, ours, theirs, resolution if plain else 0.0, horizon), at_least=not plain)
+    return decide([score(claim, a, b, resolution if plain else 0.0) for a, b in pairs], at_least=not plain)
 
 
-def scores(
-    claim: Claim,
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    resolution: float = 0.0,
-    horizon: float | None = None,
-) -> list[float | None]:
-    """By how much each seed favours the claim, or None where it does not decide.
-
-    With a `horizon`, the last round, infinity stands for “not reached”: all that is known is that it lies beyond.
-    """
+def score(claim: Claim, ours: Known, theirs: Known, resolution: float = 0.0) -> float | None:
+    """By how much a seed favours the claim, or None where it does not decide."""
 
     def favour(difference: float) -> float:
         if claim.relation == "similar":
             return claim.margin - abs(difference)
         return (difference if claim.relation == "higher" else -difference) - claim.margin
 
-    def score(a: float, b: float) -> float | None:
-        if math.isinf(a) and math.isinf(b):
-            return None
-        if horizon is not None and (math.isinf(a) or math.isinf(b)):
-            nearest = _within(a, horizon) - claim.factor * _within(b, horizon)
-            furthest = math.inf if math.isinf(a) else -math.inf
-            if claim.relation == "similar" and nearest * furthest < 0:
-                nearest = 0.0  # which lies between them
-            return favour(furthest) if math.copysign(1, favour(furthest)) * favour(nearest) >= 0 else None
-        difference = a - claim.factor * b
-        return None if abs(difference) < resolution else favour(difference)
-
-    return [score(a, b) for a, b in zip(ours, theirs, strict=True)]
-
-
-def _within(value: float, horizon: float) -> float:
-    return horizon if math.isinf(value) else value
+    if math.isinf(ours.value) and math.isinf(theirs.value):
+        return None
+    furthest = ours.value - claim.factor * theirs.value
+    nearest = ours.nearest - claim.factor * theirs.nearest
+    if claim.relation == "similar" and nearest * furthest < 0:
+        nearest = 0.0  # which lies between them
+    if abs(furthest) < resolution or favour(nearest) * math.copysign(1, favour(furthest)) < 0:
+        return None
+    return favour(furthest)
 
 
 def decide(scores: Sequence[float | None], at_least: bool = False) -> Outcome:

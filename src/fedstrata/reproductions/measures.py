@@ -79,9 +79,9 @@ def _measure(what: Measure, series: Series, name: str, target: float | None, bud
     if what.kind == "deviation":
         return statistics.pstdev(value for _, value in values[-(what.last or 0) :])
     if what.kind == "at_equal_upload":
-        uploaded = cumulative_upload(series)
-        affordable = [value for round, value in _in_every_round(values) if uploaded[round - 1] <= budget]
-        return affordable[-1] if affordable else math.nan
+        totals = cumulative_upload(series)
+        uploaded, there = zip(*((totals[round - 1], value) for round, value in values), strict=True)
+        return float(np.interp(budget, uploaded, there)) if uploaded[0] <= budget else math.nan
     return values[-1][1]
 
 

@@ -1,4 +1,4 @@
-"""docs/reproductions.md, from the studies and the stored results: no figure on it is typed by hand.
+"""docs/reproductions.md, from the studies, the stored results and a few words on them: no figure is typed by hand.
 
 python -m fedstrata reproduce --page docs/reproductions.md --figures docs/figures
 """
@@ -6,6 +6,7 @@ python -m fedstrata reproduce --page docs/reproductions.md --figures docs/figure
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ weights, client samples and batches. Below five seeds every seed's value is show
 nominal 95 % bootstrap interval of it (with five seeds: from the smallest value to the largest), unless some seeds have
 no number. The median of differences is not the difference of medians. A target that was not reached within T rounds
 counts as “>T” and stays in: of a pair, “neither” says that both missed it, “fedadp only” that only this arm reached it.
+At equal upload, errors are interpolated between evaluations.
 
 In one cell a comparison *holds* if every seed favours it, from five seeds on if the interval of the paired differences
 (where it says “within”, of how far they stay within) does; it *fails* if the same is true of the opposite, and is
-*open* otherwise. A seed favours neither side if neither
-arm reached the target or, where nothing but the sign is asked, if accuracies differ by less than half an image of ten
-thousand. A claim *holds* if all of its comparisons hold, *in part* if some do, is *open* if all are open (which is no
-evidence against it), and *does not hold* otherwise; *not tested* means that nothing is stored that could be compared.
+*open* otherwise. A seed favours neither side if neither arm reached the target; if only one did, and it depends on how
+much longer the other would have needed; or, where nothing but the sign is asked, if accuracies differ by less than half
+an image of ten thousand. A claim *holds* if all of its comparisons hold, *in part* if some do or if others are not run
+yet, is *open* if all are open (which is no evidence against it), and *does not hold* otherwise, or, if it says “the
+best of all”, as soon as one comparison fails; *not tested* means that nothing is stored that could be compared.
 The same verdicts on a question of ours read *all*, *some* or *none* of the readings or settings that it asks about.
 From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
 “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
@@ -49,14 +52,20 @@ def build(results: Path, figures: Path) -> str:
     papers = sorted({study.paper for study in known}, key=_order)
     known.sort(key=lambda study: (papers.index(study.paper), study.name))
     found = [Results.stored(study, results) for study in known]
+    findings = _findings(results / "findings.toml")
     parts = [_INTRODUCTION.format(state=_state(found)), "## All claims\n", _markdown(_all_claims(found))]
     for paper in papers:
-        parts += [f"## {paper}\n", *([f"{_CAME_OUT[paper]}\n"] if paper in _CAME_OUT else [])]
+        parts += [f"## {paper}\n", *([f"{findings[paper]}\n"] if paper in findings else [])]
         parts += [_section(one, figures) for one in found if one.study.paper == paper]
     machines = made_on(known, results)
     if machines:
         parts.append("## Made with\n\n" + "\n".join(f"- {machine}" for machine in machines) + "\n")
     return "\n".join(parts)
+
+
+def _findings(path: Path) -> dict[str, str]:
+    """What came out of each paper, in words: the numbers are in the tables, which are made from what is stored."""
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _state(found: list[Results]) -> str:
@@ -72,50 +81,6 @@ def _state(found: list[Results]) -> str:
     )
 
 
-# In words only: the numbers are in the tables, which are made from what is stored.
-_CAME_OUT = {
-    "FedAdp": """\
-What came out so far: angles do sort nodes by how skewed their data is. With logistic regression FedAdp gains most
-in the early rounds and with more non-IID nodes, and little remains at the end, all as the paper says. With the CNN,
-of which one seed is run, FedAdp needs fewer rounds than FedAvg wherever either reaches the target, and leads by far
-in the first 20 rounds. On MNIST both are close to the paper with five or six IID nodes; with three, one-class nodes
-slow both less than reported and two-class ones far more. In this seed these seven nodes have drawn only six of the
-ten digits between them, which may be why: the draw of so few nodes varies much. On FashionMNIST both need more
-rounds than reported, or end lower.""",
-    "FedLayerWise": """\
-What came out so far: under our default reading the paper's table does not. With Adam at the printed learning rate
-and inputs (x − mean)/std most runs miss the target within the 30 rounds, and some never leave chance: with one
-class weightings by angle, with two FedAvg as well. With pixels in [0, 1] and one class, the one seed run so far
-gives FedAvg's and FedLayerWise's rounds at 2 + 8, and FedAvg's at 5 + 5, nearly as reported; but FedAdp needs far
-fewer than reported, and fewer than FedLayerWise under every reading in which either reaches the target. With SGD
-none does.""",
-    "FedLDF": """\
-What came out so far, of a reduced setting and two seeds: the upload is a fifth, as the paper says. But FedLDF ends
-with a larger error than FedAvg, and than random layers at the same upload, which do best of all that upload a fifth
-(so they do wherever BatchNorm belongs; of two of the readings one seed is run); it is level with HDFL and ahead of
-our pruning of neurons. With unequal shares the largest divergences are those of the same clients again and again,
-as the picture of the layers shows, while random layers hear everyone.""",
-    "Adaptive μ": """\
-What came out: with logistic regression there is one weight and one bias. The weight always moves further, so only
-the ten biases get another μ, and the method is FedProx with μ₀ for all practical purposes, in accuracy as in
-oscillation. Single final rounds vary by several points from seed to seed, and the reported accuracies lie among
-them.""",
-    "FedLap": """\
-What came out so far, from three seeds of five: on MNIST FedLap in our default reading is below FedAvg or level with
-it in the first 20 rounds and ends like it; on FashionMNIST it is above FedAvg early in two seeds and level in one.
-A weak FedProx is ahead of FedLap in the first 20 rounds on both, with stragglers as well. Under all seven readings
-of λ, units and q FedLap is below FedAvg on MNIST (one seed). With stragglers FedLap is far above FedAvg only if
-FedAvg throws away what stragglers send, which the paper does not say; FedProx with μ = 1, to which the paper's q
-leads, is the lowest of those that keep it. Stragglers do FedLap no harm at the end, and little to FedAvg and
-FedProx as long as what they send counts. Over five seeds on MNIST, five local epochs end above one, but ten no
-longer above five; batches of five are better than the paper's of ten; and FedAvg with as many epochs ends no lower.""",
-    "Combinations": """\
-What came out so far, from one seed: in none of the four settings does a combination beat the better of its parts by
-more than a trace. Where ten or twenty of many clients take part, weighing by angle is below FedAvg over the 50
-rounds, and an objective that holds clients back makes up for some of it. In FedLap's settings it does so for
-FedLDF's selection, too, and at the same upload comes much nearer to FedAvg. With two IID and eight one-class
-clients, all in every round, weighing by angle is what helps, and a spring beside it changes nothing.""",
-}
 _PAPERS = ["FedAdp", "FedLayerWise", "FedLDF", "Adaptive μ", "FedLap"]
 
 

@@ -182,7 +182,7 @@ def write(what: Measure, value: float, limit: int) -> str:
     if what.kind in ("upload_to", "upload"):
         return "not reached" if math.isinf(value) else size(value)
     if what.unit in ("%", "points"):
-        return f"{100 * value:.2f}"
+        return f"{100 * value:.{3 if what.kind == 'deviation' else 2}f}"
     if what.unit == "°":
         return f"{math.degrees(value):.1f}"
     return f"{value:.4g}"

@@ -290,6 +290,19 @@ class Results:
             for seed in seeds
         ]
 
+    def ends(self, name: str, cell: str, arm: str, seeds: list[int]) -> list[float]:
+        """How far each run went, in what a measure of the way to a target counts; one that failed never gets there."""
+        kind = self.study.measures[name].kind
+        runs = self.runs[cell][arm] if seeds else {}
+
+        def end(seed: int) -> float:
+            if kind not in ("rounds_to", "upload_to") or (cell, arm, seed) in self.failed:
+                return math.inf
+            totals = cumulative_upload(runs[seed])
+            return len(totals) if kind == "rounds_to" else totals[-1]
+
+        return [end(seed) for seed in seeds]
+
     def _budget(self, cell: str, seed: int) -> float:
         """The upload that every arm had with this seed: the smallest of their totals."""
         totals = [

@@ -108,6 +108,7 @@ class Claim(BaseModel):
     relation: Literal["lower", "higher", "similar"]
     than: list[str] = Field(default_factory=list, description="arms; each is a comparison of its own")
     together: bool = Field(False, description="one comparison, with whichever of `than` is best in a seed")
+    best: bool = Field(False, description="said of all of them at once: one comparison that fails refutes it")
     than_measure: str | None = Field(None, description="the others' measure, where it is another one")
     value: float | None = Field(None, description="a number, instead of other arms")
     over: str | None = Field(None, description="with than_cells: the arm that the advantage is over")
@@ -128,6 +129,8 @@ class Claim(BaseModel):
         require(sum(given) == 1, "than", self.than, "give one of than, value and than_cells")
         require(not self.together or len(self.than) > 1, "together", self.together, "needs two or more in than")
         require(not self.together or self.relation != "similar", "together", self.together, "similar has no best")
+        several = len(self.than) > 1 and not self.together
+        require(not self.best or several, "best", self.best, "needs two or more in than, each compared by itself")
         require(self.over is None or bool(self.than_cells), "over", self.over, "belongs to than_cells")
         require(not (self.than_cells and self.cells), "cells", self.cells, "than_cells says where")
         require(self.relation != "similar" or self.margin > 0, "margin", self.margin, "similar needs one above 0")

@@ -76,7 +76,8 @@ def titled_figure(title: str, width: float, height: float) -> Figure:
 
 def wrapped(text: str, letters: int) -> str:
     """As few lines as possible, of about the same length; a number stays with its word, a formula in one piece."""
-    together = re.sub(r"(?<=\d) (?=[a-z%])| (?=[+−=] )|(?<=[+−=]) ", "\N{NO-BREAK SPACE}", text)
+    space = "\N{NO-BREAK SPACE}"
+    together = re.sub(r"(?<=\d) (?=[a-z%])| (?=[+−=] )|(?<=[+−=]) ", space, text)
     at_width = [textwrap.wrap(together, width, break_long_words=False) for width in range(1, letters + 1)]
     fewest = len(at_width[-1])
-    return "\n".join(next(lines for lines in at_width if len(lines) == fewest))
+    return "\n".join(next(lines for lines in at_width if len(lines) == fewest)).replace(space, " ")
