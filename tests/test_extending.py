@@ -271,3 +271,33 @@ def test_our_own_names_come_first(rules: str, tmp_path: Path, monkeypatch: pytes
     importlib.invalidate_caches()
     algorithm = named("fedavg", weighting={"name": "uniform"})
     assert type(algorithm.weighting).__module__ == "fedstrata.weightings.uniform"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"name": "mine_partition:Halves"}, None),
+        ({"name": "mine_partition:Halves", "parts": 3}, "parts"),
+        ({"name": "mine_partition:Nothing"}, "task.partition.name = 'Nothing': is no partition: it lacks split"),
+    ],
+    ids=str,
+)
+def test_a_partition_may_be_an_ordinary_class(
+    options: dict[str, Any], problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any
+) -> None:
+    (tmp_path / "mine_partition.py").write_text(
+        "import numpy as np\n"
+        "class Halves:\n"
+        "    def split(self, labels, generator):\n"
+        "        return np.array_split(np.arange(20), 2)\n"
+        "class Nothing:\n"
+        "    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    table = tiny()
+    table["task"]["partition"] = options
+    if problem is None:
+        assert fedstrata.runs.prepare(load(table)).task.sizes().tolist() == [10, 10]
+    else:
+        with pytest.raises(RecipeError, match=problem):
+            load(table)

@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from conftest import checkpoint_content, run_content
 from safetensors import safe_open
@@ -18,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata
-from fedstrata import runs
+from fedstrata import rundir, runs
 from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.runs import Run, reopen
@@ -52,6 +54,62 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "evaluation": {"on": ["test", "clients"], "target": 0.9},
     }
     return fedstrata.run(table, out=tmp_path_factory.mktemp("example") / "run")
+
+
+@pytest.mark.parametrize("table", ["algorithm.objective", "task.partition"])
+def test_looking_at_a_run_of_someone_else_runs_none_of_its_code(
+    example: Run, tmp_path: Path, cli: Any, table: str
+) -> None:
+    path, trace = tmp_path / "run", tmp_path / "trace"
+    shutil.copytree(example.path, path)
+    recipe = tomllib.loads((path / "recipe.toml").read_text())
+    recipe["algorithm"] = {"name": "fedavg"}
+    inner = recipe
+    for part in table.split("."):
+        inner = inner.setdefault(part, {})
+    inner.clear()
+    inner |= {"name": "os:system", "command": f"touch {trace}"}
+    (path / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    assert Run(path).summary()["rounds"] == 3
+    for command in (("show", path), ("report", path, "--out", tmp_path / "report.html")):
+        assert cli(*command).code == 0
+    assert not trace.exists()
+    assert cli("run", "--resume", path, "--set", "training.rounds=4").code != 0  # it is no rule, which is now found out
+
+
+def test_two_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the second is being made, the first takes the name that both had chosen."""
+    monkeypatch.chdir(tmp_path)
+    first = runs.prepare(load(tiny({"training.lr": 0.1})))
+    second = runs.prepare(load(tiny({"training.lr": 0.2})))
+    made: list[Run] = []
+
+    def take_the_name(folder: Path, state: Any) -> None:
+        monkeypatch.setattr(rundir, "_write_checkpoint", write)
+        write(folder, state)
+        made.append(Run.start(first))
+
+    write = rundir._write_checkpoint
+    monkeypatch.setattr(rundir, "_write_checkpoint", take_the_name)
+    made.append(Run.start(second))
+    assert [run.experiment.training.lr for run in made] == [0.1, 0.2]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(run.path.name for run in made)
+
+
+def test_a_directory_that_another_process_just_made_is_left_alone(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, write = runs.prepare(load(tiny())), rundir._write_checkpoint
+
+    def take_the_name(folder: Path, state: Any) -> None:
+        write(folder, state)
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "theirs").touch()
+
+    monkeypatch.setattr(rundir, "_write_checkpoint", take_the_name)
+    with pytest.raises(RunDirectoryError, match="by another process just now"):
+        Run.start(prepared, tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_run_directory_holds_exactly_the_documented_files(example: Run) -> None:

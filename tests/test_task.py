@@ -277,6 +277,18 @@ def test_classes_are_counted_where_targets_are_class_numbers(tmp_path: Path) -> 
     for targets in (y.double(), y - 1, y * 1000, torch.zeros(5, 3, dtype=torch.int64)):
         assert Task(linear, [(x, targets)]).described() == {}
     assert Task(linear, [Pairs(x, y)]).described() == {}  # would have to be read from wherever it is
-    assert Task(linear, [(x, y)], notes={"table": [[5]], "source": "mine"}).described()["table"] == [[5]]
+    noted = Task(linear, [(x, y)], name="digits", notes={"table": [[5]], "source": "mine"}).described()
+    assert noted == {"table": [[5]], "class_names": ["0"], "source": "mine", "dataset": "digits"}
     run = fedstrata.run(QUICK, task=Task(lambda: nn.Linear(2, 3), [(x, y)], {"test": (x, y)}), out=tmp_path / "run")
     assert run.directory.info["data"]["table"] == [[2, 1, 2]]
+
+
+@pytest.mark.parametrize("notes", [{"source": "my own"}, {"table": [[2, 3]]}, {}], ids=str)
+def test_a_task_may_note_what_it_likes(notes: dict[str, Any], tmp_path: Path, cli: Any) -> None:
+    x, y = torch.zeros(5, 2), torch.tensor([0, 2, 2, 1, 0])
+    task = Task(lambda: nn.Linear(2, 3), [(x, y)], {"test": (x, y)}, name="mine", notes=notes)
+    run = fedstrata.run(QUICK, task=task, out=tmp_path / "run")
+    shown = cli("show", run.path)
+    assert shown.code == 0
+    assert ("data: mine (my own)" in shown.out) == ("source" in notes)
+    assert cli("report", run.path, "--out", tmp_path / "report.html").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from fedstrata.algorithm import Adopt, Algorithm
 from fedstrata.errors import RecipeError
 from fedstrata.objectives import OBJECTIVES
-from fedstrata.registry import build_dataclass, did_you_mean, find, parameters
+from fedstrata.registry import build, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS
 from fedstrata.weightings import WEIGHTINGS
 
@@ -114,14 +113,7 @@ def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, di
 
 def _build(axis: str, rule: Any, params: dict[str, Any]) -> Any:
     field = f"algorithm.{axis}"
-    params = {key: value for key, value in params.items() if key != "name"}
-    if dataclasses.is_dataclass(rule):
-        built = build_dataclass(rule, params, field)
-    else:
-        try:
-            built = rule(**params)
-        except (TypeError, ValueError) as error:
-            raise RecipeError(field, params, str(error)) from None
+    built = build(rule, {key: value for key, value in params.items() if key != "name"}, field)
     _check_protocol(axis, built, field)
     return built
 

@@ -128,13 +128,7 @@ class Experiment(BaseModel):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Experiment:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
-        version = table.get("format", FORMAT)
-        if version != FORMAT:
-            raise RecipeError("format", version, f"this version of fedstrata reads recipes of format {FORMAT}")
-        try:
-            experiment = cls.model_validate(dict(table))
-        except ValidationError as error:
-            raise explain(error, cls) from None
+        experiment = cls.read(table)
         experiment.build_algorithm()
         if experiment.task.function is None:
             build_partition(experiment.task.partition)
@@ -142,6 +136,17 @@ class Experiment(BaseModel):
             if target is not None:
                 check_accuracy_target(target)
         return experiment
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> Experiment:
+        """The same of a recipe that is only looked at: nothing that it names is imported or called."""
+        version = table.get("format", FORMAT)
+        if version != FORMAT:
+            raise RecipeError("format", version, f"this version of fedstrata reads recipes of format {FORMAT}")
+        try:
+            return cls.model_validate(dict(table))
+        except ValidationError as error:
+            raise explain(error, cls) from None
 
     def build_algorithm(self) -> Algorithm:
         """The algorithm that `[algorithm]` describes."""

@@ -81,6 +81,16 @@ def parameters(rule: Any) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in dataclasses.fields(rule) if item.init}
 
 
+def build(rule: Any, params: Mapping[str, Any], field: str) -> Any:
+    """What a table gives: of a dataclass, with everything checked; of another class or a function, what it returns."""
+    if dataclasses.is_dataclass(rule):
+        return build_dataclass(rule, params, field)
+    try:
+        return rule(**params)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(field, dict(params), str(error)) from None
+
+
 def build_dataclass(cls: Any, params: Mapping[str, Any], field: str) -> Any:
     """An instance from a table, with every key, type and value checked; errors name `field.key`."""
     types = parameters(cls)

@@ -13,11 +13,13 @@ resuming drops what is younger than it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import shutil
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,15 +94,22 @@ class RunDirectory:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunDirectoryError(f"{path} exists and is not empty; use --resume to go on, or another --out")
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}{TEMPORARY}")
-        shutil.rmtree(fresh, ignore_errors=True)
-        for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
-            folder.mkdir()
-        content = {"format": FORMAT, "versions": versions(), **info}
-        write_whole(fresh / "run.json", (json.dumps(content, indent=1) + "\n").encode())
-        write_whole(fresh / "recipe.toml", experiment.to_toml().encode())
-        _write_checkpoint(fresh / "checkpoints", state)
-        os.rename(fresh, path)
+        staging = Path(tempfile.mkdtemp(TEMPORARY, f".{path.name}-", path.parent.absolute()))
+        try:
+            fresh = staging / "run"  # with the permissions that a new folder gets here
+            for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
+                folder.mkdir()
+            content = {"format": FORMAT, "versions": versions(), **info}
+            write_whole(fresh / "run.json", (json.dumps(content, indent=1) + "\n").encode())
+            write_whole(fresh / "recipe.toml", experiment.to_toml().encode())
+            _write_checkpoint(fresh / "checkpoints", state)
+            os.rename(fresh, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise RunDirectoryError(f"{path} was made by another process just now; choose another --out") from None
+            raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
         return cls(path)
 
     def _read_recipe(self) -> Experiment:
@@ -109,7 +118,7 @@ class RunDirectory:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{path} is damaged: {error}") from None
-        return Experiment.parse(table)
+        return Experiment.read(table)  # someone else may have written it
 
     def rewrite_recipe(self, experiment: Experiment) -> None:
         """Store a changed recipe (a run that is extended)."""

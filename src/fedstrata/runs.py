@@ -210,9 +210,16 @@ class Run:
     @classmethod
     def start(cls, prepared: Prepared, out: str | Path | None = None) -> Run:
         """Make the run directory of what is prepared."""
-        path = Path(out) if out is not None else default_directory(prepared.experiment)
-        RunDirectory.create(path, prepared.experiment, _describe(prepared), prepared.first_state())
-        return cls(path)
+        about, state = _describe(prepared), prepared.first_state()
+        while True:
+            path = Path(out) if out is not None else default_directory(prepared.experiment)
+            try:
+                RunDirectory.create(path, prepared.experiment, about, state)
+            except RunDirectoryError:
+                if out is not None or not path.exists():
+                    raise  # else another process took the name a moment ago
+            else:
+                return cls(path)
 
     def prepare(self, **sources: Any) -> Prepared:
         """Load what the run needs to go on, with the trainer it began with."""
@@ -454,7 +461,7 @@ def default_directory(experiment: Experiment) -> Path:
 def _describe(prepared: Prepared) -> dict[str, Any]:
     """What run.json says of the experiment besides the recipe."""
     task = prepared.task
-    notes = dict(task.notes) if isinstance(task.clients, RemoteData) else task.described()
+    notes = task.described(here=not isinstance(task.clients, RemoteData))
     if len(notes.get("table", ())) > MOST_COUNTED:
         del notes["table"]
     return {

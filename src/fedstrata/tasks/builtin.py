@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstrata import rng
 from fedstrata.checks import BadValue, require
 from fedstrata.errors import MISSING, DataError, FedstrataError, RecipeError
-from fedstrata.registry import build_dataclass, check_type, did_you_mean, find, import_object
+from fedstrata.registry import build, check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import NODES, NodesConfig, RemoteData
@@ -236,7 +236,10 @@ def build_partition(table: Mapping[str, Any]) -> Any:
     scheme = find("task.partition.name", options.pop("name"), PARTITIONS)
     if not isinstance(scheme, type):  # a function of labels and generator
         return _FunctionPartition(scheme, options)
-    return build_dataclass(scheme, options, "task.partition")
+    built = build(scheme, options, "task.partition")
+    if not hasattr(built, "split"):
+        raise RecipeError("task.partition.name", scheme.__name__, "is no partition: it lacks split")
+    return built
 
 
 @dataclass(frozen=True)

@@ -149,11 +149,21 @@ class Task:
         """Every client's number of training samples, int64 [N]."""
         return _sizes(self.clients, self.client)
 
-    def described(self) -> dict[str, Any]:
-        """`notes`, with the clients × classes table counted where they have none and targets are class numbers."""
+    def described(self, here: bool = True) -> dict[str, Any]:
+        """`notes`, completed: what has a source has a name, and what is counted by class has names for the classes.
+
+        If the clients' data is `here`, the clients × classes table is counted where there is none and targets are
+        class numbers.
+        """
         notes = dict(self.notes)
-        if "table" not in notes and len(self.clients) <= MOST_COUNTED and (table := self._count_classes()) is not None:
-            notes |= {"class_names": [str(number) for number in range(table.shape[1])], "table": table.tolist()}
+        countable = here and "table" not in notes and len(self.clients) <= MOST_COUNTED
+        if countable and (counted := self._count_classes()) is not None:
+            notes["table"] = counted.tolist()
+        if "source" in notes:
+            notes.setdefault("dataset", self.name)
+        if "table" in notes:
+            classes = max(map(len, notes["table"]), default=0)
+            notes.setdefault("class_names", [str(number) for number in range(classes)])
         return notes
 
     def _count_classes(self) -> np.ndarray | None:
