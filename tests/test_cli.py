@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.cli.tables import duration, figure, size
 from fedstrata.experiment import Experiment, recipes
 from fedstrata.runs import Run
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
+from fedstrata.wording import duration, figure, size
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ computes."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def measure(task: Task, on: list[str], workers: int = 1, batch: int = 1000, **op
     table = {"engine": {"workers": workers}, "evaluation": {"on": ["test"], "batch_size": batch}}
     setup = prepare(load(table), task)
     with setup.engine() as engine:
-        return evaluate(engine, task, setup.first_state().model, on, 1, 0, **options), setup.model
+        return evaluate(engine, task, setup.first_state().model, on, 1, 0, **options)[0], setup.model
 
 
 def by_hand(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
@@ -90,6 +92,43 @@ def test_a_client_that_cannot_be_measured_is_counted(blobs: Any) -> None:
     assert figures["clients"]["failed"] == 1
     assert figures["clients"]["clients"] == 3
     assert figures["clients"]["samples"] == 12
+
+
+class Spoiled:
+    """An engine whose clients say what we like, or nothing."""
+
+    def __init__(self, engine: Any, said: dict[int, dict[str, float] | None]) -> None:
+        self.engine, self.said, self.sizes = engine, said, engine.sizes
+
+    def exchange(self, orders: Any) -> Any:
+        for reply in self.engine.exchange(orders):
+            said = self.said.get(reply.client, reply.metrics)
+            if said is not None:
+                yield replace(reply, metrics=said)
+
+
+def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
+    task = task_of(blobs, held_out=[blobs(3, 1), blobs(4, 2), blobs(5, 3), blobs(6, 4)])
+    setup = prepare(load({"evaluation": {"on": ["clients"]}}), task)
+    model = setup.first_state().model
+    with setup.engine() as engine:
+        true = evaluate(engine, task, model, ["clients"], 1, 0)[0]["clients"]
+        said: dict[int, dict[str, float] | None] = {0: {"loss": math.nan, "accuracy": 0.5}, 2: None, 3: {"loss": 1.0}}
+        figures, unmeasured = evaluate(Spoiled(engine, said), task, model, ["clients"], 1, 0)
+        assert unmeasured == [
+            (0, "refused: loss is not finite"),
+            (2, "no reply"),
+            (3, "refused: accuracy is missing"),
+        ]
+        found = figures["clients"]
+        assert (found["clients"], found["failed"], found["samples"]) == (1, 3, 4)
+        assert (found["loss"], found["accuracy"]) == pytest.approx(by_hand(setup.model, blobs(4, 2)))
+        assert true["failed"] == 0
+        figures, unmeasured = evaluate(Spoiled(engine, dict.fromkeys(range(4))), task, model, ["clients"], 1, 0)
+        assert [client for client, _ in unmeasured] == [0, 1, 2, 3]
+        assert (figures["clients"]["clients"], figures["clients"]["failed"]) == (0, 4)
+        assert math.isnan(figures["clients"]["accuracy"])
+        assert math.isnan(figures["clients"]["max"])
 
 
 @pytest.mark.parametrize("batch", [7, 1000, 10_000])

@@ -86,6 +86,16 @@ def test_layers_that_were_not_asked_for_are_refused() -> None:
     check_reply(replace(REPLY, sent=FIRST), replace(ORDER, mask=FIRST), LAYERS, 10)
 
 
+def test_an_update_whose_length_no_float64_can_hold_is_refused() -> None:
+    """Angles and divergences of it would be no numbers, and the weighting would be blamed."""
+    layers = Layers.of(nn.Linear(3, 2).double(), "module")
+    order, sent = Order("train", 1, 0, 0, mask=torch.ones(1, dtype=torch.bool)), torch.ones(1, dtype=torch.bool)
+    reply = Reply("train", 1, 0, 0, size=1, sent=sent, update=torch.full((8,), 1e153, dtype=torch.float64))
+    check_reply(reply, order, layers, 1)
+    with pytest.raises(ReplyError, match="the norm of the update is not finite"):
+        check_reply(replace(reply, update=reply.update * 100), order, layers, 1)  # type: ignore[operator]
+
+
 def test_an_upload_is_checked_like_a_training() -> None:
     order = Order("upload", 4, 1, 7, mask=FIRST)
     reply = Reply("upload", 4, 1, 7, size=10, sent=FIRST, update=torch.ones(17))

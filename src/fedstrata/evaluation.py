@@ -5,6 +5,7 @@ Evaluation is an order like any other, so it goes through the engine, and every 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedstrata import rng
 from fedstrata.errors import FedstrataError, ReplyError
-from fedstrata.messages import Order, Reply, check_answers, check_size
+from fedstrata.messages import NOT_FINITE, Order, Reply, check_answers, check_size
 from fedstrata.rounds import Engine
 from fedstrata.tasks.task import Task
 
@@ -22,44 +23,59 @@ PART = 2000
 Figures = dict[str, dict[str, float]]
 """Per data set: loss, the metric, samples; for clients also the spread over them."""
 
+Unmeasured = list[tuple[int, str]]
+"""The clients without a usable answer, and why."""
+
 
 def evaluate(
-    engine: Engine, task: Task, model: Tensor, on: Sequence[str], round: int, seed: int, clients: int | None = None
-) -> Figures:
-    """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name."""
+    engine: Engine,
+    task: Task,
+    model: Tensor,
+    on: Sequence[str],
+    round: int,
+    seed: int,
+    clients: int | None = None,
+    attempt: int = 0,
+) -> tuple[Figures, Unmeasured]:
+    """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
+
+    `attempt` is the round's own: a node refuses orders of earlier ones. Clients that cannot be measured end nothing;
+    without any, the figures are no numbers.
+    """
     orders: dict[str, list[Order]] = {}
     for name in on:
         if name == "clients":
             who = _holders(task, clients, seed, round)
-            orders[name] = [Order("evaluate", round, 0, int(k), model=model) for k in who]
+            orders[name] = [Order("evaluate", round, attempt, int(k), model=model) for k in who]
         else:
             parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
             orders[name] = [
-                Order("evaluate", round, 0, rng.SERVER, model=model, dataset=name, part=(part, parts))
+                Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts))
                 for part in range(parts)
             ]
     figures: Figures = {}
+    unmeasured: Unmeasured = []
     for name, asked in orders.items():
         samples = task.held_out_sizes() if name == "clients" else None
-        answered, broken = _collect(engine, asked, samples, task.metric.name)
-        good = [reply for _, reply in sorted(answered.items()) if reply.size > 0]
-        if not good or (broken and name != "clients"):
-            reason = broken[0] if broken else "nobody has any sample" if answered else "nobody answered"
+        good, missing = _collect(engine, asked, samples, task.metric.name)
+        if not asked or (missing and name != "clients"):
+            reason = missing[0][1] if missing else "nobody has any sample"
             raise FedstrataError(f"evaluation on {name} failed in round {round}: {reason}")
         figures[name] = _combine(good, task.metric.name)
         if name == "clients":
             figures[name] |= _spread(good, task.metric.name)
-            figures[name]["failed"] = float(len(asked) - len(good))
-    return figures
+            figures[name]["failed"] = float(len(missing))
+            unmeasured = missing
+    return figures, unmeasured
 
 
 def _collect(
     engine: Engine, orders: Sequence[Order], samples: np.ndarray | None, metric: str
-) -> tuple[dict[tuple[int, tuple[int, int]], Reply], list[str]]:
+) -> tuple[list[Reply], Unmeasured]:
     """The usable replies, by client and part, and why others are not; `samples` is how many each client holds out."""
     waiting = {(order.client, order.part): order for order in orders}
     answered: dict[tuple[int, tuple[int, int]], Reply] = {}
-    broken = []
+    broken = dict.fromkeys(waiting, "no reply")
     for reply in engine.exchange(orders):
         key = (reply.client, reply.part)
         if key not in waiting:
@@ -68,14 +84,22 @@ def _collect(
             check_answers(reply, waiting.pop(key))
             if samples is not None:
                 check_size(reply.size, int(samples[reply.client]))
-            missing = [name for name in ("loss", metric) if name not in reply.metrics]
-            if missing:
-                raise ReplyError(f"{missing[0]} is missing")
+                _check_metrics(reply, metric)
         except ReplyError as problem:
-            broken.append(str(problem))
+            broken[key] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
         else:
             answered[key] = reply
-    return answered, broken
+            del broken[key]
+    return [reply for _, reply in sorted(answered.items())], [(who, why) for (who, _), why in sorted(broken.items())]
+
+
+def _check_metrics(reply: Reply, metric: str) -> None:
+    """Of a client: one that says NaN must not make the whole federation's mean one."""
+    for name in ("loss", metric):
+        if name not in reply.metrics:
+            raise ReplyError(f"{name} is missing")
+        if not math.isfinite(reply.metrics[name]):
+            raise ReplyError(f"{name} is {NOT_FINITE}")
 
 
 def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:
@@ -89,16 +113,18 @@ def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray
 def _combine(replies: Sequence[Reply], metric: str) -> dict[str, float]:
     """Means over samples."""
     samples = sum(reply.size for reply in replies)
-    return {name: sum(reply.metrics[name] * reply.size for reply in replies) / samples for name in ("loss", metric)} | {
-        "samples": float(samples)
-    }
+
+    def mean(name: str) -> float:
+        return sum(reply.metrics[name] * reply.size for reply in replies) / samples if samples else math.nan
+
+    return {"loss": mean("loss"), metric: mean(metric), "samples": float(samples)}
 
 
 def _spread(replies: Sequence[Reply], metric: str) -> dict[str, float]:
     """How differently the clients fare."""
-    values = np.array([reply.metrics[metric] for reply in replies])
+    values = np.array([reply.metrics[metric] for reply in replies] or [math.nan])
     return {
-        "clients": float(len(values)),
+        "clients": float(len(replies)),
         "std": float(values.std()),
         "min": float(values.min()),
         "median": float(np.median(values)),

@@ -147,6 +147,8 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> Non
         raise ReplyError(f"layers {names}: sent without being asked for, or asked for and not sent")
     if not is_finite(reply.update):
         raise ReplyError(f"update is {NOT_FINITE}")
+    if layers.dtype == torch.float64 and not torch.linalg.vector_norm(reply.update).isfinite():
+        raise ReplyError(f"the norm of the update is {NOT_FINITE}")  # float32 cannot be so large
 
 
 def check_answers(reply: Reply, order: Order) -> None:

@@ -160,7 +160,7 @@ class RunDirectory:
         kept = self.history()[:round]
         rounds, every = self.experiment.training.rounds, self.experiment.evaluation.every
         if kept and round < rounds and round % every:
-            kept[-1]["metrics"] = {}
+            kept[-1]["metrics"], kept[-1]["unmeasured"] = {}, []
             kept[-1]["bytes"]["evaluation"] = 0
         if len(kept) < round:
             raise RunDirectoryError(f"{path} is damaged: it ends before round {round}, which has a checkpoint")

@@ -29,7 +29,7 @@ from fedstrata.algorithms import to_table
 from fedstrata.client import Setup, build_model
 from fedstrata.engines.local import LocalEngine
 from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
-from fedstrata.evaluation import Figures, evaluate
+from fedstrata.evaluation import Figures, Unmeasured, evaluate
 from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
 from fedstrata.rounds import Engine, Plan, RoundRecord, ServerState, fit, initial_state, lost, settle
@@ -251,14 +251,21 @@ class Run:
                 for after, record in fit(whole, prepared.algorithm, engine, prepared.plan):
                     started = time.perf_counter()
                     figures: Figures = {}
+                    unmeasured: Unmeasured = []
                     if record.round % config.every == 0 or record.round == rounds:
-                        seed = prepared.experiment.seed
-                        figures = evaluate(
-                            engine, prepared.task, after.model, config.on, record.round, seed, config.clients
+                        figures, unmeasured = evaluate(
+                            engine,
+                            prepared.task,
+                            after.model,
+                            config.on,
+                            record.round,
+                            prepared.experiment.seed,
+                            config.clients,
+                            record.attempt,
                         )
                     upload += record.ledger.upload
                     seconds = record.seconds + time.perf_counter() - started
-                    line = _line(record, prepared.layers, figures, upload, seconds)
+                    line = _line(record, prepared.layers, figures, unmeasured, upload, seconds)
                     if settings.layers:
                         directory.store_figures(record)
                     directory.append_history(line)
@@ -484,7 +491,14 @@ def _describe(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _line(record: RoundRecord, layers: Layers, figures: Figures, upload_total: int, seconds: float) -> Line:
+def _line(
+    record: RoundRecord,
+    layers: Layers,
+    figures: Figures,
+    unmeasured: Unmeasured,
+    upload_total: int,
+    seconds: float,
+) -> Line:
     """A round as its history line."""
     ledger = record.ledger
     on_clients = figures.get("clients", {})
@@ -498,6 +512,7 @@ def _line(record: RoundRecord, layers: Layers, figures: Figures, upload_total: i
         "earlier": [{"attempt": attempt, "client": client, "why": why} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in figures.items()},
+        "unmeasured": [{"client": client, "why": why} for client, why in unmeasured],
         "bytes": {
             "up": ledger.up.tolist(),
             "down": ledger.down.tolist(),

@@ -13,10 +13,11 @@ import torch
 pytest.importorskip("flwr")
 
 from fake_grid import FakeGrid, Fault, gone
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata
 from fedstrata.algorithms import NAMED
+from fedstrata.engines.flower import server
 from fedstrata.engines.flower.codec import Hello, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.server import FlowerEngine, RemoteData, serve
 from fedstrata.engines.local import LocalEngine
@@ -304,6 +305,51 @@ def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
     assert record.status == ("ok",) * 4
     assert record.earlier == tuple((0, client, "no reply: nothing within 0.05 s") for client in range(3))
     same_models([(model, record)], rounds_without(prepared, lambda o: o.attempt == 0 and o.client < 3))
+
+
+def test_a_round_that_was_tried_again_is_evaluated(recipe: Recipe, tmp_path: Path) -> None:
+    """A node refuses orders of an attempt that is over; those of the evaluation are of the last one."""
+    settings = {"training.min_replies": 0.9, "training.rounds": 2, "engine.timeout": 0.05, "evaluation.on": ["clients"]}
+    grid = FakeGrid(recipe({"engine.name": "flower", **settings}), CLIENTS)
+
+    def silent_at_first(message: Message, reply: Message) -> Message | None:
+        order = message.content.config_records.get("order")
+        return None if order is not None and order["round"] == 1 and order["attempt"] == 0 else reply
+
+    grid.faults[2] = silent_at_first
+    lines = on_flower(grid, tmp_path / "run")
+    assert [line["attempt"] for line in lines] == [1, 0]
+    assert [line["metrics"]["clients"]["clients"] for line in lines] == [CLIENTS, CLIENTS]
+
+
+def test_an_evaluation_that_nobody_answers_loses_no_round(recipe: Recipe, tmp_path: Path) -> None:
+    settings = {"training.rounds": 2, "engine.timeout": 0.05, "evaluation.on": ["clients"]}
+    grid = FakeGrid(recipe({"engine.name": "flower", **settings}), CLIENTS)
+
+    def silent(message: Message, reply: Message) -> Message | None:
+        order = message.content.config_records.get("order")
+        return None if order is not None and (order["kind"], order["round"]) == ("evaluate", 1) else reply
+
+    grid.faults |= dict.fromkeys(range(CLIENTS), silent)
+    first, second = on_flower(grid, tmp_path / "run")
+    assert first["unmeasured"] == [
+        {"client": client, "why": "no reply: nothing within 0.05 s"} for client in range(CLIENTS)
+    ]
+    assert first["metrics"]["clients"]["accuracy"] is None
+    assert second["metrics"]["clients"]["clients"] == CLIENTS
+    assert second["unmeasured"] == []
+    assert Run(tmp_path / "run").finished()
+
+
+def test_the_log_of_a_round_without_a_loss(
+    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"round": 3, "replies": 4, "clients": 4, "metrics": {"clients": {"loss": None}}, "lost": []}
+    line["unmeasured"] = [{"client": 1, "why": "refused: loss is not finite"}]
+    monkeypatch.setattr(server, "serve", lambda *_: [line])
+    with caplog.at_level("INFO", "fedstrata"):
+        server.app(None, Context(1, 1, {}, RecordDict(), {}))
+    assert caplog.messages == ["round 3, 4 of 4 replies, clients loss –; client 1: refused: loss is not finite"]
 
 
 def test_silence_of_all_is_tried_again_and_then_said(federation: Any) -> None:

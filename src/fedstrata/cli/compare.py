@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedstrata.cli.options import Data, Settings, Workers
-from fedstrata.cli.tables import figure, size
 from fedstrata.errors import UserError
+from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
     from fedstrata.compare import Cell, Comparison, Estimate, Outcome

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.tables import size
+from fedstrata.wording import size
 
 
 def report_command(

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from fedstrata.cli.compare import parse_seeds
 from fedstrata.cli.options import Data
-from fedstrata.cli.tables import duration, figure
 from fedstrata.errors import UserError
 from fedstrata.storage import locked
+from fedstrata.wording import duration, figure
 
 if TYPE_CHECKING:
     from fedstrata.reproductions.jobs import Event

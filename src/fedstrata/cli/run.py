@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstrata.cli.options import Algorithm, Data, Engine, Seed, Settings, Workers
-from fedstrata.cli.tables import LiveTable, figure, size
+from fedstrata.cli.tables import LiveTable
 from fedstrata.errors import FedstrataError, UserError
+from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
     from fedstrata.runs import Prepared, Run

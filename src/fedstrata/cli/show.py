@@ -13,8 +13,9 @@ from rich.table import Table
 from fedstrata.cli.compare import show_comparison
 from fedstrata.cli.options import Data, Seed, Settings
 from fedstrata.cli.run import summary_table
-from fedstrata.cli.tables import figure, partition_table, size
+from fedstrata.cli.tables import partition_table
 from fedstrata.errors import FedstrataError, UserError
+from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
     from fedstrata.runs import Run
@@ -44,12 +45,13 @@ def show_command(directory: RunDir) -> None:
     if not run.finished():
         console.print(f"not finished; go on with: fedstrata run --resume {run.path}", soft_wrap=True)
     console.print(_layer_table(run, history))
-    lost = [(line["round"], entry) for line in history for entry in line["lost"]]
-    if lost:
-        table = Table("round", "client", "why", title=f"{len(lost)} lost replies")
-        for number, entry in lost[-10:]:
-            table.add_row(str(number), str(entry["client"]), escape(entry["why"]))
-        console.print(table)
+    for field, title in (("lost", "lost replies"), ("unmeasured", "evaluations that failed")):
+        lost = [(line["round"], entry) for line in history for entry in line.get(field, ())]
+        if lost:
+            table = Table("round", "client", "why", title=f"{len(lost)} {title}")
+            for number, entry in lost[-10:]:
+                table.add_row(str(number), str(entry["client"]), escape(entry["why"]))
+            console.print(table)
     data = run.directory.info["data"]
     if "table" in data:
         console.print(partition_table(data["table"], data["class_names"], rows=12))

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedstrata.cli.tables import size
 from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
 from fedstrata.reproductions.claims import Finding, Outcome, Ruling, check
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Measure, Study, StudyCell
+from fedstrata.wording import size
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from fedstrata.messages import Fault, Kind, Order, Reply
 from fedstrata.rounds import settle
 from fedstrata.runs import Prepared, Run, prepare
 from fedstrata.tasks.nodes import RemoteData
+from fedstrata.wording import figure
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"
@@ -265,8 +266,8 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(format="%(message)s")
     _log.setLevel(logging.INFO)
     for line in serve(grid, context.run_config):
-        metrics = "".join(f", {on} loss {values['loss']:.4f}" for on, values in line["metrics"].items())
-        lost = "".join(f"; client {who['client']}: {who['why']}" for who in line["lost"])
+        metrics = "".join(f", {on} loss {figure(values['loss'])}" for on, values in line["metrics"].items())
+        lost = "".join(f"; client {who['client']}: {who['why']}" for who in (*line["lost"], *line["unmeasured"]))
         _log.info("round %d, %d of %d replies%s%s", line["round"], line["replies"], line["clients"], metrics, lost)
 
 
