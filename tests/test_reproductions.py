@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import multiprocessing as mp
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -275,6 +277,25 @@ def test_measures_by_hand(options: dict[str, Any], value: float) -> None:
 )
 def test_a_run_that_failed_has_the_worst_of_what_it_did_not_reach(options: dict[str, Any], value: float) -> None:
     assert measure(Measure(title="x", **options), SERIES, failed=True) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"kind": "best", "better": "higher"}, 0.9),
+        ({"kind": "best"}, 0.5),
+        ({"kind": "rounds_to", "target": 0.85, "better": "higher"}, 3),
+        ({"kind": "final", "better": "higher"}, -INF),  # no number: as bad as can be
+        ({"kind": "final"}, INF),
+        ({"kind": "final", "series": "test.accuracy"}, 0.0),
+        ({"kind": "final", "series": "test.error"}, 1.0),
+        ({"kind": "rounds_to", "target": 0.9, "series": "test.accuracy"}, INF),
+    ],
+    ids=str,
+)
+def test_a_measure_says_which_way_a_metric_improves(options: dict[str, Any], value: float) -> None:
+    series = {"upload": [1] * 4, "test.auc": [0.5, 0.8, 0.9, INF], "test.accuracy": [0.5, 0.8, 0.8, INF]}
+    assert measure(Measure(**{"title": "x", "series": "test.auc", **options}), series) == value
 
 
 def test_errors_between_evaluations_are_interpolated_at_equal_upload() -> None:
@@ -767,6 +788,29 @@ def test_results_of_another_default_are_left_out(tmp_path: Path) -> None:
     assert list(found.runs["a"]) == ["fedldf"]
 
 
+def test_jobs_that_store_other_seeds_of_a_study_lose_nothing(tmp_path: Path) -> None:
+    """Two processes store the same cell at once, again and again, each its own seed in the midst of the other's."""
+    study = Study.parse(small(cells=SMALL["cells"][:1]))
+    for seed in (0, 1):
+        run_study(study, tmp_path / str(seed), [seed])
+
+    def store_one(seed: int) -> None:
+        runs = plan(study, [seed], tmp_path / str(seed))
+        for _ in range(20):
+            store(study, "a", runs, tmp_path / "results", {})
+
+    for _ in range(3):
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        jobs = [mp.get_context("fork").Process(target=store_one, args=(seed,)) for seed in (0, 1)]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        assert [job.exitcode for job in jobs] == [0, 0]
+        assert Results.stored(study, tmp_path / "results").seeds("a", "fedavg", "fedldf") == [0, 1]
+        assert sorted(path.name for path in (tmp_path / "results" / "small").iterdir()) == ["a.json"]
+
+
 def test_what_an_arm_had_before_it_was_renamed_is_kept_and_said(tmp_path: Path) -> None:
     before = Study.parse(small(cells=SMALL["cells"][:1]))
     runs = plan(before, [0], tmp_path / "out")
@@ -1006,3 +1050,36 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(paper: str, tmp_pat
     else:
         at = [run["series"]["test.accuracy"][rounds - 1] for run in stored.values()]
         assert min(at) - 0.01 <= again["test.accuracy"][rounds - 1] <= max(at) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("adaptive-mu", "--quick", "--workers", "0"), "--workers"),
+        (("adaptive-mu", "--quick", "--workers", "-1"), "--workers"),
+        (("adaptive-mu", "--quick", "--seeds", "0,0"), "--seeds = '0,0': names the same one twice"),
+        (("adaptive-mu", "--quick", "--seeds", "3..2"), "--seeds = '3..2': names nothing to run"),
+        (("adaptive-mu", "--page", "page.md"), "NAME = 'adaptive-mu': the page is that of all studies"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(
+    options: tuple[str, ...], problem: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli("reproduce", *options)
+    assert answer.code not in (0, -1)
+    assert problem in answer.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_shows_the_pictures_wherever_they_are(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = tmp_path / "elsewhere" / "adaptive-mu" / "accuracy.png"
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    monkeypatch.setattr("fedstrata.cli.reproduce._draw", lambda *_: [])
+    options = ("--results", ROOT / "results", "--figures", "elsewhere")
+    assert cli("reproduce", "--page", "docs/page.md", *options).code == 0
+    page = (tmp_path / "docs" / "page.md").read_text()
+    assert "](../elsewhere/adaptive-mu/accuracy.png)" in page

@@ -38,16 +38,11 @@ def named(name: str, **options: Any) -> Algorithm:
     return from_table({"name": name, **options})
 
 
-fedavg = partial(named, "fedavg")
-fedprox = partial(named, "fedprox")
-fedadp = partial(named, "fedadp")
-fedlayerwise = partial(named, "fedlayerwise")
-fedldf = partial(named, "fedldf")
-random_layers = partial(named, "random_layers")
-hdfl = partial(named, "hdfl")
-neuron_pruning = partial(named, "neuron_pruning")
-adaptive_mu = partial(named, "adaptive_mu")
-fedlap = partial(named, "fedlap")
+def __getattr__(name: str) -> partial[Algorithm]:
+    """`fedldf(n=4)` is `named("fedldf", n=4)`, and so for all of them."""
+    if name not in NAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(named, name)
 
 
 def from_table(table: Mapping[str, Any]) -> Algorithm:

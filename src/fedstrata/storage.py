@@ -92,6 +92,17 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until no other process is between reading and writing there; nothing is left behind."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _let_go() -> None:
     """A forked worker does not hold its parent's locks: it may outlive the parent by an order."""
     for handle in _held:

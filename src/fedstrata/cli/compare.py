@@ -83,6 +83,8 @@ def parse_seeds(text: str) -> list[int]:
             seeds += range(int(first), int(last) + 1) if dots else [int(first)]
         except ValueError:
             raise UserError(f"--seeds = {text!r}: must look like 0..4 or 0,1,7") from None
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds = {text!r}: names {'the same one twice' if seeds else 'nothing to run'}")
     return seeds
 
 
@@ -101,9 +103,9 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
     total = sum(cell.experiment.training.rounds for cell in comparison.cells)
     bar = progress.add_task("rounds", total=total)
     latest: dict[tuple[str, int], dict[str, Any]] = {}
-    live = Live(Group(progress), console=console, refresh_per_second=8)
+    live = Live(Group(progress), console=console, auto_refresh=False)  # no thread is alive when workers are forked
     if console.is_terminal:
-        live.start()
+        live.start(refresh=True)
     try:
         for cell in comparison.cells:
             if not console.is_terminal:
@@ -115,7 +117,7 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
                 progress.advance(bar)
                 done += 1
                 if console.is_terminal:
-                    live.update(Group(_live_table(comparison, latest), progress))
+                    live.update(Group(_live_table(comparison, latest), progress), refresh=True)
                 elif line["round"] % max(1, cell.experiment.training.rounds // 5) == 0:
                     console.print(f"  {_progress_line(cell, line)}", highlight=False)
             progress.advance(bar, cell.experiment.training.rounds - done)  # stopped early at its target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +62,9 @@ def reproduce_command(
     ] = None,
     results: Results = None,
     data: Data = None,
-    cores: Annotated[int | None, typer.Option("--workers", help="Runs side by side; all cores if not given.")] = None,
+    cores: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Runs side by side; as many as there are cores if not given.")
+    ] = None,
 ) -> None:
     """Run a table or figure of a paper, and put what was measured beside what the paper reports.
 
@@ -81,6 +84,8 @@ def reproduce_command(
     if list_all:
         console.print(_overview(results or _RESULTS))
         return
+    if page is not None and name is not None:
+        raise UserError(f"NAME = {name!r}: the page is that of all studies; leave it out with --page")
     if name is None and figures is not None:
         from fedstrata.reproductions.study import load_study, studies
 
@@ -92,7 +97,9 @@ def reproduce_command(
         from fedstrata.reproductions.page import build
 
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(build(results or _RESULTS, page.parent / "figures"), encoding="utf-8")
+        pictures = figures or page.parent / "figures"
+        text = build(results or _RESULTS, pictures, Path(os.path.relpath(pictures, page.parent)).as_posix())
+        page.write_text(text, encoding="utf-8")
         console.print(f"written: {page}", highlight=False, soft_wrap=True)
     if page is not None or (name is None and figures is not None):
         return
@@ -115,7 +122,7 @@ def reproduce_command(
         console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder):  # two jobs would write a cell's results in turns, each without the other's
+        with locked(folder):
             _run(console, study, chosen, folder, store, data, cores)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", soft_wrap=True)

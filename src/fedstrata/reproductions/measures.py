@@ -27,11 +27,6 @@ def read(series: Series, name: str) -> list[tuple[int, float]]:
     return [(round, value) for round, value in enumerate(series[name], start=1) if value is not None]
 
 
-def higher_is_better(name: str) -> bool:
-    """Accuracies rise, everything else that is measured falls."""
-    return name.endswith("accuracy")
-
-
 def cumulative_upload(series: Series) -> list[float]:
     """Bytes uploaded up to and including each round."""
     total, sums = 0.0, []
@@ -57,20 +52,21 @@ def _measure(what: Measure, series: Series, name: str, target: float | None, bud
     if what.kind == "upload":
         return cumulative_upload(series)[-1]
     if failed and (what.kind not in ("rounds_to", "upload_to", "best") or not _is_recorded(series, name)):
-        return math.inf if what.kind in ("rounds_to", "upload_to") else _worst(name)
-    values = read(series, name)
+        return math.inf if what.kind in ("rounds_to", "upload_to") else _worst(what, name)
+    worst = _worst(what, name)
+    values = [(round, value if math.isfinite(value) else worst) for round, value in read(series, name)]
     if not values:
         return math.nan
     if what.kind in ("rounds_to", "upload_to"):
         if target is None:
             raise RecipeError(f"measures.{what.kind}", what.title, "has no target, and neither has the recipe")
         known = values if what.kind == "rounds_to" else _in_every_round(values)
-        reached = next((round for round, value in known if _reached(name, value, target)), None)
+        reached = next((round for round, value in known if _reached(what, value, target)), None)
         if reached is None:
             return math.inf
         return float(reached) if what.kind == "rounds_to" else cumulative_upload(series)[reached - 1]
     if what.kind == "best":
-        return (max if higher_is_better(name) else min)(value for _, value in values)
+        return (max if what.rises else min)(value for _, value in values)
     if what.kind == "at":
         return next((value for round, value in values if round == what.round), math.nan)
     if what.kind == "mean":
@@ -96,10 +92,10 @@ def _is_recorded(series: Series, name: str) -> bool:
     return (f"{name.rpartition('.')[0]}.accuracy" if name.endswith(".error") else name) in series
 
 
-def _worst(name: str) -> float:
+def _worst(what: Measure, name: str) -> float:
     """What weights that are no numbers are worth."""
-    return {"accuracy": 0.0, "error": 1.0}.get(name.rpartition(".")[2], math.inf)
+    return {"accuracy": 0.0, "error": 1.0}.get(name.rpartition(".")[2], -math.inf if what.rises else math.inf)
 
 
-def _reached(name: str, value: float, target: float) -> bool:
-    return value >= target if higher_is_better(name) else value <= target
+def _reached(what: Measure, value: float, target: float) -> bool:
+    return value >= target if what.rises else value <= target

@@ -46,8 +46,8 @@ From fewer than three seeds a verdict is a hint. With some hundred comparisons, 
 """
 
 
-def build(results: Path, figures: Path) -> str:
-    """The whole page; it shows the pictures that are in `figures`, a folder beside it."""
+def build(results: Path, figures: Path, link: str = "figures") -> str:
+    """The whole page; it shows the pictures that are in `figures`, which `link` leads to."""
     known = [load_study(name) for name in studies()]
     papers = sorted({study.paper for study in known}, key=_order)
     known.sort(key=lambda study: (papers.index(study.paper), study.name))
@@ -56,7 +56,7 @@ def build(results: Path, figures: Path) -> str:
     parts = [_INTRODUCTION.format(state=_state(found)), "## All claims\n", _markdown(_all_claims(found))]
     for paper in papers:
         parts += [f"## {paper}\n", *([f"{findings[paper]}\n"] if paper in findings else [])]
-        parts += [_section(one, figures) for one in found if one.study.paper == paper]
+        parts += [_section(one, figures, link) for one in found if one.study.paper == paper]
     machines = made_on(known, results)
     if machines:
         parts.append("## Made with\n\n" + "\n".join(f"- {machine}" for machine in machines) + "\n")
@@ -122,7 +122,7 @@ def _anchor(study: Study) -> str:
     return study.name.replace(".", "")
 
 
-def _section(results: Results, figures: Path) -> str:
+def _section(results: Results, figures: Path, link: str) -> str:
     study = results.study
     lines = [f"### {study.name}\n", f"{study.title}: {study.shows}.\n"]
     if study.reduced:
@@ -135,7 +135,7 @@ def _section(results: Results, figures: Path) -> str:
         return "\n".join(lines)
     for plot in study.plots:
         if (figures / study.name / f"{plot.name}.png").exists():
-            lines.append(f"![{study.name}: {plot.name}]({figures.name}/{study.name}/{plot.name}.png)\n")
+            lines.append(f"![{study.name}: {plot.name}]({link}/{study.name}/{plot.name}.png)\n")
     lines += [f"{table.title}\n\n{_markdown(table)}" for table in measured_tables(results)]
     for claim in study.claims:
         ruling = check(claim, results)

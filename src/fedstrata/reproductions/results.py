@@ -27,7 +27,7 @@ from fedstrata.reproductions.measures import Series, cumulative_upload, measure
 from fedstrata.reproductions.study import Study, StudyRun, recipe_hash
 from fedstrata.rundir import versions
 from fedstrata.runs import Run
-from fedstrata.storage import read_versioned, write_whole
+from fedstrata.storage import alone, read_versioned, write_whole
 
 FORMAT = 1
 
@@ -93,6 +93,12 @@ def _gradient_divergence(run: Run, round: int) -> float:
 def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: Mapping[Path, str]) -> Path:
     """Write a cell's finished runs (and those that failed for good), beside stored ones of the same recipe."""
     path = folder / study.name / f"{cell}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path.parent):  # another job may have other seeds of this study
+        return _store(study, cell, runs, path, failed)
+
+
+def _store(study: Study, cell: str, runs: list[StudyRun], path: Path, failed: Mapping[Path, str]) -> Path:
     stored = _read(path) if path.exists() else {}
     arms = {arm: entry for arm, entry in stored.items() if arm not in study.arms}  # renamed, perhaps: not ours to drop
     for arm in study.arms:
@@ -109,7 +115,6 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
             ordered = dict(sorted(found.items(), key=lambda item: int(item[0])))
             arms[arm] = {"recipe": recipe_hash(experiment), "settings": experiment.essence(), "runs": ordered}
     if arms:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
     return path
 

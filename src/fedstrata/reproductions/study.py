@@ -49,6 +49,7 @@ class Measure(BaseModel):
     round: int | None = Field(None, ge=1, description="of at")
     first: int = Field(1, ge=1, description="of mean: the first round that counts")
     last: int | None = Field(None, ge=1, description="of mean: the last one; of deviation: how many last rounds")
+    better: Literal["higher", "lower"] | None = Field(None, description="higher for accuracies, else lower")
 
     @model_validator(mode="after")
     def _check(self) -> Measure:
@@ -60,6 +61,11 @@ class Measure(BaseModel):
     def names(self) -> list[str]:
         """The series it reads."""
         return [self.series] if isinstance(self.series, str) else self.series
+
+    @property
+    def rises(self) -> bool:
+        """Whether larger values are better."""
+        return self.better == "higher" if self.better else self.names[0].endswith("accuracy")
 
     @property
     def unit(self) -> Literal["", "%", "points", "°"]:
