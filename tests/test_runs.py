@@ -689,3 +689,20 @@ def test_interrupted_once_a_line_is_written_keeps_its_round(
         fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
     run = fedstrata.Run(tmp_path / "run")
     assert len(run.history()) == run.directory.latest().round == 4
+
+
+@pytest.mark.parametrize(
+    ("devices", "device", "problem"),
+    [
+        (0, "cuda", "none that torch can use"),
+        (1, "cuda:1", "there are 1, counted from 0"),
+        (2, "cuda:7", "there are 2, counted from 0"),
+    ],
+)
+def test_a_cuda_device_that_is_not_there(
+    devices: int, device: str, problem: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    with pytest.raises(RecipeError, match=f"engine.device = '{device}': no such CUDA device: .*{problem}"):
+        runs.prepare(load(tiny({"engine.device": device})))

@@ -61,11 +61,14 @@ class ReplyError(MessageError):
     """A reply the server refuses, with the reason."""
 
 
-def printable(text: str, most: int = 1000) -> str:
+_MOST_LETTERS = 1000
+
+
+def printable(text: str) -> str:
     """Somebody else's words in one line that a terminal shows as they are: no control characters, and not for ever."""
-    line = " ".join(text[: 2 * most].split())
+    line = " ".join(text[: 2 * _MOST_LETTERS].split())
     shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    return shown if len(shown) <= _MOST_LETTERS else f"{shown[: _MOST_LETTERS - 1]}…"
 
 
 class RoundFailed(FedstrataError):

@@ -35,11 +35,11 @@ def global_scope(seed: int, purpose: str, *, round: int = 0, attempt: int = 0, c
     """Seed the global generators for code that is not ours (initialisation, Dropout), and restore them after."""
     digest = _digest(seed, purpose, round, attempt, client)
     before_torch, before_numpy, before_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    before_cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    before_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     seed_of_scope = int.from_bytes(digest[:7], "little")
     torch.default_generator.manual_seed(seed_of_scope)  # torch.manual_seed would note a stack trace for CUDA each time
     if before_cuda is not None:
-        torch.cuda.manual_seed(seed_of_scope)
+        torch.cuda.manual_seed_all(seed_of_scope)  # an experiment may be on any of them
     np.random.seed(int.from_bytes(digest[8:12], "little"))
     random.seed(digest)
     try:
@@ -49,4 +49,4 @@ def global_scope(seed: int, purpose: str, *, round: int = 0, attempt: int = 0, c
         np.random.set_state(before_numpy)
         random.setstate(before_python)
         if before_cuda is not None:
-            torch.cuda.set_rng_state(before_cuda)
+            torch.cuda.set_rng_state_all(before_cuda)

@@ -145,8 +145,11 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
             known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
             raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
     device = experiment.engine.device
-    if device != "cpu" and not torch.cuda.is_available():
-        raise RecipeError("engine.device", device, "this machine has no CUDA device that torch can use")
+    if device != "cpu":
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(device.partition(":")[2] or 0) >= devices:
+            problem = f"there are {devices}, counted from 0" if devices else "this machine has none that torch can use"
+            raise RecipeError("engine.device", device, f"no such CUDA device: {problem}")
     model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
     if experiment.training.initial_weights is not None:
         _load_weights(model, experiment.training.initial_weights)

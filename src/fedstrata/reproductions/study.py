@@ -310,10 +310,10 @@ class Study(BaseModel):
         """How many rounds a run of a cell has."""
         return self.experiment(cell, next(iter(self.arms)), 0).training.rounds
 
-    def seconds(self, cores: int, seeds: int | None = None) -> float:
+    def seconds(self, cores: int) -> float:
         """About how long the whole study takes, at most (a run may stop at its target)."""
         work = sum(self.rounds(cell) * (cell.seconds_per_round or self.seconds_per_round) for cell in self.cells)
-        return work * len(self.arms) * (seeds or self.seeds) / cores
+        return work * len(self.arms) * self.seeds / cores
 
     def expected_time(self, cores: int) -> str:
         """The same in words."""
