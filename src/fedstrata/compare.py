@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -189,6 +189,13 @@ class Estimate:
     median: float
     interval: tuple[float, float] | None
 
+    def written(self, write: Callable[[float], str]) -> str:
+        """Every seed's value, or from enough seeds on the median and its interval."""
+        if self.interval is None:
+            return ", ".join(map(write, self.values))
+        low, high = self.interval
+        return f"{write(self.median)} [{write(low)}, {write(high)}]"
+
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Median and percentile bootstrap; infinite (censored) values take part as what they are, larger than any other.
@@ -249,3 +256,17 @@ def _beyond_the_tail(medians: Sequence[tuple[float, float]]) -> float:
 def paired_differences(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:
     """Ours minus the baseline, seed by seed; NaN where both are censored, infinite where one is."""
     return [float("nan") if math.isinf(a) and math.isinf(b) else a - b for a, b in zip(ours, baseline, strict=True)]
+
+
+def written_differences(differences: Sequence[float], write: Callable[[float], str], ours: str, theirs: str) -> str:
+    """Paired differences over seeds; where only one side reached the target, its name is all that can be said."""
+
+    def written(value: float) -> str:
+        if math.isnan(value):
+            return "neither"
+        if math.isinf(value):
+            return f"{theirs} only" if value > 0 else f"{ours} only"
+        return write(value)
+
+    has_no_middle = any(map(math.isnan, differences)) or {math.inf, -math.inf} <= set(differences)
+    return ", ".join(map(written, differences)) if has_no_middle else estimate(differences).written(written)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from fedstrata.errors import UserError
 from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
-    from fedstrata.compare import Cell, Comparison, Estimate, Outcome
+    from fedstrata.compare import Cell, Comparison, Outcome
 
 
 def compare_command(
@@ -144,80 +145,52 @@ def _live_table(comparison: Comparison, latest: dict[tuple[str, int], dict[str, 
 
 def result_tables(comparison: Comparison) -> list[Table]:
     """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
-    from fedstrata.compare import estimate, outcome, paired_differences
+    from fedstrata.compare import estimate, outcome, paired_differences, written_differences
     from fedstrata.runs import Run
 
     runs = {(cell.algorithm, cell.seed): Run(cell.path) for cell in comparison.cells}
     results = {key: outcome(run) for key, run in runs.items()}
     first = next(iter(runs.values()))
     target, metric, limit = first.experiment.evaluation.target, first.metric.name, results[next(iter(results))].limit
-    columns: list[tuple[str, Callable[[Outcome], float | None], Callable[[float], str]]] = [
-        (metric, lambda o: o.metric, lambda v: f"{v:.4f}")
-    ]
+    columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format)]
     if target is not None:
-        columns.append((f"rounds to {target:g}", lambda o: o.rounds_to_target, lambda v: _rounds(v, limit)))
-        columns.append(
-            ("upload to target", lambda o: o.upload_to_target, lambda v: "not reached" if math.isinf(v) else size(v))
-        )
-    columns.append(("upload", lambda o: o.upload, size))
+        columns.append(_Column(f"rounds to {target:g}", lambda o: o.rounds_to_target, "{:g}".format, f">{limit}"))
+        columns.append(_Column("upload to target", lambda o: o.upload_to_target, size))
+    columns.append(_Column("upload", lambda o: o.upload, size))
 
     seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
-    table = Table("algorithm", *(name for name, _, _ in columns), title=f"{first.experiment.name}, {seeds}")
+    table = Table("algorithm", *(column.name for column in columns), title=f"{first.experiment.name}, {seeds}")
     values = {
-        (algorithm, name): [float(get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
+        (algorithm, column.name): [float(column.get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
         for algorithm in comparison.algorithms
-        for name, get, _ in columns
+        for column in columns
     }
     for algorithm in comparison.algorithms:
-        cells = (_show(estimate(values[algorithm, name]), write) for name, _, write in columns)
+        cells = (estimate(values[algorithm, column.name]).written(column.value) for column in columns)
         table.add_row(escape(algorithm), *map(escape, cells))
     tables = [table]
     if len(comparison.algorithms) > 1:
         baseline = comparison.algorithms[0]
-        paired = Table("algorithm", *(name for name, _, _ in columns), title=f"minus {baseline}, paired by seed")
+        paired = Table("algorithm", *(column.name for column in columns), title=f"minus {baseline}, paired by seed")
         for algorithm in comparison.algorithms[1:]:
-            cells = (
-                _show_difference(
-                    paired_differences(values[algorithm, name], values[baseline, name]),
-                    name == metric,
-                    name.startswith("upload"),
-                    (algorithm, baseline),
-                )
-                for name, _, _ in columns
-            )
+            found = {c.name: paired_differences(values[algorithm, c.name], values[baseline, c.name]) for c in columns}
+            cells = (written_differences(found[c.name], c.difference, algorithm, baseline) for c in columns)
             paired.add_row(escape(algorithm), *map(escape, cells))
         tables.append(paired)
     return tables
 
 
-def _rounds(value: float, limit: int) -> str:
-    return f">{limit}" if math.isinf(value) else f"{value:g}"
+@dataclass(frozen=True)
+class _Column:
+    """One figure of every run: how it is got, and how it is written."""
 
+    name: str
+    get: Callable[[Outcome], float | None]
+    write: Callable[[float], str]
+    missed: str = "not reached"
 
-def _show(result: Estimate, write: Callable[[float], str]) -> str:
-    if result.interval is None:
-        return ", ".join(write(value) for value in result.values)
-    low, high = result.interval
-    return f"{write(result.median)} [{write(low)}, {write(high)}]"
+    def value(self, value: float) -> str:
+        return self.missed if math.isinf(value) else self.write(value)
 
-
-def _show_difference(differences: Sequence[float], is_metric: bool, is_size: bool, names: tuple[str, str]) -> str:
-    """Signed figures; where only one of the two reached the target, its name is all that can be said."""
-    from fedstrata.compare import ENOUGH_SEEDS, estimate
-
-    ours, baseline = names
-
-    def write(value: float) -> str:
-        if math.isnan(value):
-            return "neither"
-        if math.isinf(value):
-            return f"{baseline} only" if value > 0 else f"{ours} only"
-        sign = "−" if value < 0 else "+"
-        amount = f"{abs(value):.4f}" if is_metric else size(abs(value)) if is_size else f"{abs(value):g}"
-        return sign + amount
-
-    known = [value for value in differences if not math.isnan(value)]
-    two_sided = math.inf in known and -math.inf in known  # no middle between them
-    if len(known) < ENOUGH_SEEDS or len(known) < len(differences) or two_sided:
-        return ", ".join(map(write, differences))
-    return _show(estimate(known), write)
+    def difference(self, value: float) -> str:
+        return ("−" if value < 0 else "+") + self.write(abs(value))

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
+from fedstrata.compare import estimate, paired_differences, written_differences
 from fedstrata.reproductions.claims import Finding, Outcome, Ruling, check
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Measure, Study, StudyCell
@@ -190,11 +190,7 @@ def write(what: Measure, value: float, limit: int) -> str:
 
 def spread(what: Measure, values: Sequence[float], limit: int) -> str:
     """Every seed's value, or from five seeds on the median and its interval."""
-    known = estimate(values)
-    if known.interval is None:
-        return ", ".join(write(what, value, limit) for value in known.values)
-    low, high = known.interval
-    return f"{write(what, known.median, limit)} [{write(what, low, limit)}, {write(what, high, limit)}]"
+    return estimate(values).written(lambda value: write(what, value, limit))
 
 
 def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
@@ -204,21 +200,9 @@ def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
         cell = next(cell for cell in study.cells if cell.name == finding.cell)
         return spread(study.measures[claim.measure], finding.ours, study.rounds(cell))
 
-    def signed(value: float) -> str:
-        if math.isnan(value):
-            return "neither"
-        if math.isinf(value):
-            ours = finding.cell if claim.than_cells else claim.arm
-            return f"{finding.than} only" if value > 0 else f"{ours} only"
-        return _signed(study, ruling, value)
-
+    ours = finding.cell if claim.than_cells else claim.arm
     found = numbers(study, ruling, finding)
-    two_sided = math.inf in found and -math.inf in found
-    if len(found) < ENOUGH_SEEDS or any(map(math.isnan, found)) or two_sided:
-        return ", ".join(map(signed, found))
-    known = estimate(found)
-    assert known.interval is not None
-    return f"{signed(known.median)} [{signed(known.interval[0])}, {signed(known.interval[1])}]"
+    return written_differences(found, lambda value: _signed(study, ruling, value), ours, finding.than)
 
 
 def numbers(study: Study, ruling: Ruling, finding: Finding) -> list[float]:
