@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.experiment import Experiment, recipes
+from fedstrata.experiment import Experiment
+from fedstrata.library import RECIPES
 from fedstrata.runs import Run
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
@@ -71,7 +72,7 @@ def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("topic", "names"),
     [
-        ("recipes", list(recipes())),
+        ("recipes", list(RECIPES.names())),
         ("algorithms", list(NAMED)),
         ("rules", [rule for rules in AXES.values() for rule in rules]),
         ("models", list(MODELS)),

@@ -644,7 +644,7 @@ def test_if_everyone_fails_the_run_stops_and_says_why(blobs: Any, tmp_path: Path
 
 def test_a_broken_test_set_is_an_error_that_names_it(blobs: Any, tmp_path: Path) -> None:
     task = Task(model=lambda: nn.Linear(2, 2), clients=[blobs(8, 0)], evaluation={"test": Broken(raises)})
-    with pytest.raises(FedstrataError, match="evaluation on test failed in round 1: OSError: the disk is gone"):
+    with pytest.raises(FedstrataError, match="evaluation on test in round 1: failed: OSError: the disk is gone"):
         fedstrata.run({"engine": {"workers": 1}}, task=task, out=tmp_path / "run")
 
 

@@ -12,15 +12,14 @@ from fedstrata.errors import RecipeError
 from fedstrata.experiment import (
     Experiment,
     load,
-    load_table,
     parse_algorithm,
     parse_setting,
-    recipes,
     set_key,
 )
+from fedstrata.library import RECIPES
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", RECIPES.names())
 def test_our_recipes_are_sound_and_survive_their_own_toml(name: str) -> None:
     experiment = load(name)
     assert experiment.name == name
@@ -155,4 +154,4 @@ def test_an_empty_table_of_patterns_is_no_grouping(tiny: Any) -> None:
 
 def test_unknown_recipe_by_name() -> None:
     with pytest.raises(RecipeError, match="did you mean demo"):
-        load_table("demoo")
+        RECIPES.read("demoo")

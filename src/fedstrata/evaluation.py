@@ -60,7 +60,7 @@ def evaluate(
         good, missing = _collect(engine, asked, samples, task.metric.name)
         if not asked or (missing and name != "clients"):
             reason = missing[0][1] if missing else "nobody has any sample"
-            raise FedstrataError(f"evaluation on {name} failed in round {round}: {reason}")
+            raise FedstrataError(f"evaluation on {name} in round {round}: {reason}")
         figures[name] = _combine(good, task.metric.name)
         if name == "clients":
             figures[name] |= _spread(good, task.metric.name)

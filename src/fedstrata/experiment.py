@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from fedstrata.algorithms import AXES, from_table
 from fedstrata.checks import BadValue, require
 from fedstrata.errors import MISSING, RecipeError
 from fedstrata.layers import GROUPINGS, Grouping
+from fedstrata.library import RECIPES
 from fedstrata.tasks.builtin import TaskConfig, build_partition
 from fedstrata.training import Training
 
@@ -188,40 +188,9 @@ def check_accuracy_target(target: float) -> None:
         raise RecipeError("evaluation.target", target, f"an accuracy lies in (0, 1]{hint}")
 
 
-def load_table(recipe: str | Path) -> dict[str, Any]:
-    """Read a recipe, by path or by the name of one of ours."""
-    path = Path(recipe)
-    if path.suffix == ".toml" or path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise RecipeError("recipe", str(recipe), f"cannot be read: {reason}") from None
-    else:
-        ours = recipes()
-        if str(recipe) not in ours:
-            close = difflib.get_close_matches(str(recipe), ours, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see `fedstrata list`"
-            raise RecipeError("recipe", str(recipe), f"neither a .toml file nor the name of a recipe; {hint}")
-        text = ours[str(recipe)].read_text(encoding="utf-8")
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError("recipe", str(recipe), f"is not valid TOML: {error}") from None
-    if path.suffix == ".toml":
-        table.setdefault("name", path.stem)
-    return table
-
-
 def as_table(recipe: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """A recipe as a table of its own, whichever way it is given."""
-    return dict(recipe) if isinstance(recipe, Mapping) else load_table(recipe)
-
-
-def recipes() -> dict[str, Any]:
-    """Our recipes by name."""
-    found = (entry for entry in files("fedstrata").joinpath("recipes").iterdir() if entry.name.endswith(".toml"))
-    return {entry.name.removesuffix(".toml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
+    return dict(recipe) if isinstance(recipe, Mapping) else RECIPES.read(recipe)
 
 
 def load(

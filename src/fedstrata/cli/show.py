@@ -156,11 +156,11 @@ def list_command(
 
 
 def _recipes() -> Table:
-    from fedstrata.experiment import load_table, recipes
+    from fedstrata.library import RECIPES
 
     table = Table("recipe", "what it is", title="fedstrata run NAME", title_justify="left")
-    for name in recipes():
-        table.add_row(name, load_table(name).get("description", ""))
+    for name in RECIPES.names():
+        table.add_row(name, RECIPES.read(name).get("description", ""))
     return table
 
 

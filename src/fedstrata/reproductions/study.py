@@ -13,13 +13,10 @@ Every arm runs in every cell with every seed.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedstrata.checks import require
 from fedstrata.compare import Cell
-from fedstrata.errors import RecipeError
 from fedstrata.experiment import Experiment, explain, load
+from fedstrata.library import STUDIES
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
@@ -363,29 +360,11 @@ def recipe_hash(experiment: Experiment) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def studies() -> dict[str, Any]:
-    """Our studies' files by name."""
-    found = (entry for entry in files("fedstrata").joinpath("studies").iterdir() if entry.name.endswith(".toml"))
-    return {entry.name.removesuffix(".toml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
+def studies() -> list[str]:
+    """The names of ours."""
+    return list(STUDIES.names())
 
 
 def load_study(name: str | Path) -> Study:
     """A study by the name of one of ours, or from a file."""
-    path = Path(name)
-    ours = studies()
-    if path.suffix == ".toml":
-        source = path
-    elif str(name) in ours:
-        source = ours[str(name)]
-    else:
-        close = difflib.get_close_matches(str(name), ours, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see `fedstrata reproduce --list`"
-        raise RecipeError("study", str(name), f"neither a .toml file nor the name of a study; {hint}")
-    try:
-        table = tomllib.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError("study", str(name), f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise RecipeError("study", str(name), f"is not valid TOML: {error}") from None
-    table.setdefault("name", path.stem if path.suffix == ".toml" else str(name))
-    return Study.parse(table)
+    return Study.parse(STUDIES.read(name))
