@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing as mp
 import os
 import shutil
 import tomllib
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata
-from fedstrata import rundir, runs
+from fedstrata import runs
 from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.runs import Run, reopen
@@ -77,39 +80,26 @@ def test_looking_at_a_run_of_someone_else_runs_none_of_its_code(
     assert cli("run", "--resume", path, "--set", "training.rounds=4").code != 0  # it is no rule, which is now found out
 
 
-def test_two_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the second is being made, the first takes the name that both had chosen."""
+def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes, in the same second and so with the same name in mind, each with its own learning rate."""
     monkeypatch.chdir(tmp_path)
-    first = runs.prepare(load(tiny({"training.lr": 0.1})))
-    second = runs.prepare(load(tiny({"training.lr": 0.2})))
-    made: list[Run] = []
+    rates = [0.1, 0.2, 0.3, 0.4]
+    prepared = [runs.prepare(load(tiny({"training.lr": rate}))) for rate in rates]
+    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
 
-    def take_the_name(folder: Path, state: Any) -> None:
-        monkeypatch.setattr(rundir, "_write_checkpoint", write)
-        write(folder, state)
-        made.append(Run.start(first))
+    def begin(one: Any) -> None:
+        for _ in range(5):
+            Run.start(one)
 
-    write = rundir._write_checkpoint
-    monkeypatch.setattr(rundir, "_write_checkpoint", take_the_name)
-    made.append(Run.start(second))
-    assert [run.experiment.training.lr for run in made] == [0.1, 0.2]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(run.path.name for run in made)
-
-
-def test_a_directory_that_another_process_just_made_is_left_alone(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared, write = runs.prepare(load(tiny())), rundir._write_checkpoint
-
-    def take_the_name(folder: Path, state: Any) -> None:
-        write(folder, state)
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "theirs").touch()
-
-    monkeypatch.setattr(rundir, "_write_checkpoint", take_the_name)
-    with pytest.raises(RunDirectoryError, match="by another process just now"):
-        Run.start(prepared, tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    jobs = [mp.get_context("fork").Process(target=begin, args=(one,)) for one in prepared]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs] == [0] * len(rates)
+    found = sorted((tmp_path / "runs").iterdir())
+    assert len(found) == 5 * len(rates)  # and nothing beside them
+    assert sorted(Run(path).experiment.training.lr for path in found) == sorted(rates * 5)
 
 
 def test_a_run_directory_holds_exactly_the_documented_files(example: Run) -> None:

@@ -13,13 +13,11 @@ resuming drops what is younger than it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import platform
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +34,7 @@ from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
 from fedstrata.rounds import RoundRecord, ServerState
-from fedstrata.storage import TEMPORARY, append_line, read_lines, read_versioned, write_whole
+from fedstrata.storage import TEMPORARY, alone, append_line, read_lines, read_versioned, write_whole
 
 FORMAT = 1
 """Version of the run directory's format."""
@@ -91,12 +89,12 @@ class RunDirectory:
         """Make a new run directory; it appears complete or not at all."""
         if path.resolve() == Path.cwd():  # it is moved into place whole, which would pull the ground away
             raise RunDirectoryError(f"{path} is the folder you are in; choose another --out")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunDirectoryError(f"{path} exists and is not empty; use --resume to go on, or another --out")
         path.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(TEMPORARY, f".{path.name}-", path.parent.absolute()))
-        try:
-            fresh = staging / "run"  # with the permissions that a new folder gets here
+        with alone(path.parent):  # another process may be about to make one of the same name
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise RunDirectoryError(f"{path} exists and is not empty; use --resume to go on, or another --out")
+            fresh = path.with_name(f".{path.name}{TEMPORARY}")
+            shutil.rmtree(fresh, ignore_errors=True)
             for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
                 folder.mkdir()
             content = {"format": FORMAT, "versions": versions(), **info}
@@ -104,12 +102,6 @@ class RunDirectory:
             write_whole(fresh / "recipe.toml", experiment.to_toml().encode())
             _write_checkpoint(fresh / "checkpoints", state)
             os.rename(fresh, path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise RunDirectoryError(f"{path} was made by another process just now; choose another --out") from None
-            raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         return cls(path)
 
     def _read_recipe(self) -> Experiment:
