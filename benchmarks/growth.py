@@ -28,8 +28,8 @@ from fedstrata.arithmetic import steady
 from fedstrata.cohort import Cohort
 from fedstrata.experiment import load
 from fedstrata.messages import Order, Reply, is_finite
+from fedstrata.prepared import Prepared, prepare
 from fedstrata.rounds import aggregate, fit
-from fedstrata.runs import Prepared, prepare
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Task
 

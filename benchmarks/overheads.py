@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.workloads import WARM_UP, WORKLOADS
 from fedstrata.experiment import load
+from fedstrata.prepared import prepare
 from fedstrata.rounds import fit
-from fedstrata.runs import prepare
 
 RECORDED = "fedavg, layers recorded"
 ALGORITHMS = {

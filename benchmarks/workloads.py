@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedstrata.client import build_model
 from fedstrata.experiment import load
-from fedstrata.runs import Prepared, prepare
+from fedstrata.prepared import Prepared, prepare
 
 WARM_UP = 2
 """Rounds of a turn that are not timed: the first is start-up, the second fills the last caches."""

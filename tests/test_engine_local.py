@@ -19,7 +19,7 @@ from fedstrata import rng
 from fedstrata.engines.local import LocalEngine, available_workers
 from fedstrata.experiment import load
 from fedstrata.messages import Order, Reply
-from fedstrata.runs import Prepared, prepare
+from fedstrata.prepared import Prepared, prepare
 from fedstrata.tasks.task import Task
 
 

@@ -20,7 +20,7 @@ from fedstrata.errors import RecipeError
 from fedstrata.evaluation import PART, evaluate
 from fedstrata.experiment import load
 from fedstrata.messages import Order
-from fedstrata.runs import prepare
+from fedstrata.prepared import prepare
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Metric, Samples, Task

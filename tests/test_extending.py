@@ -14,6 +14,7 @@ import fedstrata
 from fedstrata.algorithms import named
 from fedstrata.errors import RecipeError
 from fedstrata.experiment import load
+from fedstrata.prepared import prepare
 
 RULES = '''
 from dataclasses import dataclass
@@ -297,7 +298,7 @@ def test_a_partition_may_be_an_ordinary_class(
     table = tiny()
     table["task"]["partition"] = options
     if problem is None:
-        assert fedstrata.runs.prepare(load(table)).task.sizes().tolist() == [10, 10]
+        assert prepare(load(table)).task.sizes().tolist() == [10, 10]
     else:
         with pytest.raises(RecipeError, match=problem):
             load(table)

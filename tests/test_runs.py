@@ -26,6 +26,7 @@ import fedstrata
 from fedstrata import runs
 from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
+from fedstrata.prepared import prepare
 from fedstrata.runs import Run, reopen
 from fedstrata.tasks.task import Task
 
@@ -84,7 +85,7 @@ def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypat
     """Several processes, in the same second and so with the same name in mind, each with its own learning rate."""
     monkeypatch.chdir(tmp_path)
     rates = [0.1, 0.2, 0.3, 0.4]
-    prepared = [runs.prepare(load(tiny({"training.lr": rate}))) for rate in rates]
+    prepared = [prepare(load(tiny({"training.lr": rate}))) for rate in rates]
     monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
 
     def begin(one: Any) -> None:
@@ -695,4 +696,4 @@ def test_a_cuda_device_that_is_not_there(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     with pytest.raises(RecipeError, match=f"engine.device = '{device}': no such CUDA device: .*{problem}"):
-        runs.prepare(load(tiny({"engine.device": device})))
+        prepare(load(tiny({"engine.device": device})))

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
-from fedstrata.runs import Line, Run, prepare, reopen
+from fedstrata.prepared import prepare
+from fedstrata.runs import Line, Run, reopen
 from fedstrata.storage import read_versioned, write_whole
 
 FORMAT = 1

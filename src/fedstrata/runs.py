@@ -6,39 +6,34 @@ print(run.summary(), run.figures(5)["divergence"])
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, replace
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import nn
 
 from fedstrata import experiment as experiments
 from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms import to_table
-from fedstrata.client import Setup, build_model
-from fedstrata.engines.local import LocalEngine
-from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
+from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.evaluation import Figures, Unmeasured, evaluate
-from fedstrata.experiment import Experiment, check_accuracy_target
+from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
-from fedstrata.rounds import Engine, Plan, RoundRecord, ServerState, fit, initial_state, lost, settle
+from fedstrata.prepared import Prepared, prepare
+from fedstrata.rounds import Engine, RoundRecord, fit, lost
 from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import locked, write_whole
-from fedstrata.tasks.builtin import PYTHON_TASK, build_task
-from fedstrata.tasks.nodes import NODES, RemoteData
-from fedstrata.tasks.task import ACCURACY, MOST_COUNTED, Metric, Task
-from fedstrata.trainers.choice import Choice, choose
+from fedstrata.tasks.builtin import PYTHON_TASK
+from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.task import MOST_COUNTED, Metric, Task
+from fedstrata.trainers.choice import Choice
 
 CHANGEABLE_ON_RESUME = (
     "training.rounds",
@@ -51,136 +46,6 @@ CHANGEABLE_ON_RESUME = (
 
 Line = dict[str, Any]
 """A line of the history."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An experiment with its task loaded and its model built."""
-
-    experiment: Experiment
-    task: Task
-    algorithm: Algorithm
-    model: nn.Module
-    layers: Layers
-    choice: Choice
-    data: Path | None = None
-    """Where its data sets were looked for, if not in the usual place."""
-
-    @property
-    def plan(self) -> Plan:
-        """What `fit` needs."""
-        return Plan(self.layers, self.experiment.training, self.experiment.seed, self.experiment.record.layers)
-
-    @property
-    def setup(self) -> Setup:
-        """What a client needs."""
-        return Setup(
-            task=self.task,
-            layers=self.layers,
-            objective=self.algorithm.objective,
-            selection=self.algorithm.selection,
-            training=self.experiment.training,
-            seed=self.experiment.seed,
-            model=self.model,
-            device=self.experiment.engine.device,
-            record=self.experiment.record.layers,
-            evaluation_batch=self.experiment.evaluation.batch_size,
-            trainer=self.choice.trainer,
-            stack_size=self.choice.stack_size,
-        )
-
-    @property
-    def agreement(self) -> str:
-        """A digest of what a client must have in common with its server, wherever each has its recipe from."""
-        local = {"epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"}
-        common = {
-            "seed": self.experiment.seed,
-            "algorithm": self.experiment.algorithm,
-            "training": self.experiment.training.model_dump(mode="json", include=local),
-            "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
-            "dtype": str(self.layers.dtype),
-        }
-        if self.experiment.task.nodes is not None:
-            common["data"] = self.experiment.task.model_dump(mode="json", include={"inputs", "nodes"})
-        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
-
-    def engine(self) -> AbstractContextManager[Engine]:
-        """The engine the experiment asks for."""
-        self.require_data()
-        if self.experiment.engine.name == "flower":
-            from fedstrata.engines.flower.simulation import FlowerSimulation
-
-            return FlowerSimulation(self)
-        return LocalEngine(self.setup, self.experiment.engine.workers)
-
-    def require_data(self) -> None:
-        """Refuse to compute here what only the clients' nodes can."""
-        if isinstance(self.task.clients, RemoteData):
-            problem = "the clients' data is on their own nodes; deploy it with `fedstrata flower init`"
-            raise RecipeError("task.dataset", NODES, problem)
-
-    def first_state(self) -> ServerState:
-        """The server before round 1."""
-        return initial_state(self.layers.flatten(self.model), self.algorithm, len(self.task.clients), self.layers)
-
-
-def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
-    """Load the data and build the model; everything that can be wrong before the first round is found here."""
-    evaluation = experiment.evaluation
-    if experiment.engine.name == "flower":
-        if find_spec("flwr") is None:
-            raise MissingExtra("flwr", "flower", "engine.name = 'flower'")
-        if experiment.task.function == PYTHON_TASK:
-            problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
-            raise RecipeError("engine.name", "flower", problem)
-    if task is None:
-        held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
-        task = build_task(experiment.task, experiment.seed, held_out, data)
-    if task.metric is ACCURACY and evaluation.target is not None:
-        check_accuracy_target(evaluation.target)
-    for name in evaluation.on:
-        if name == "clients" and task.held_out is None:
-            raise RecipeError("evaluation.on", evaluation.on, f"task {task.name!r} has no held-out data of clients")
-        if name != "clients" and name not in task.evaluation:
-            known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
-            raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
-    device = experiment.engine.device
-    if device != "cpu":
-        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(device.partition(":")[2] or 0) >= devices:
-            problem = f"there are {devices}, counted from 0" if devices else "this machine has none that torch can use"
-            raise RecipeError("engine.device", device, f"no such CUDA device: {problem}")
-    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
-    if experiment.training.initial_weights is not None:
-        _load_weights(model, experiment.training.initial_weights)
-    wanted, holders = experiment.training.clients_per_round, int((task.sizes() > 0).sum())
-    if wanted is not None and wanted > len(task.clients):
-        raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
-    algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
-    layers = Layers.of(model, experiment.grouping())
-    on_flower = experiment.engine.name == "flower"
-    choice = choose(
-        "client" if on_flower else experiment.engine.trainer,
-        experiment.engine.stack_size,
-        task=task,
-        model=model,
-        layers=layers,
-        objective=algorithm.objective,
-        device=device,
-    )
-    if on_flower:
-        choice = replace(choice, why="a client of Flower is on its own")
-    return Prepared(experiment, task, algorithm, model, layers, choice, data)
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    try:
-        model.load_state_dict(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise RecipeError("training.initial_weights", str(path), f"cannot be read: {error}") from None
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise RecipeError("training.initial_weights", str(path), f"does not fit the model: {reason}") from None
 
 
 class Run:

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedstrata.engines.flower import credentials
 from fedstrata.experiment import load
-from fedstrata.runs import prepare
+from fedstrata.prepared import prepare
 from fedstrata.tasks import datasets
 
 Cli = Callable[..., Any]

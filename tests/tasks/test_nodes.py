@@ -14,7 +14,8 @@ import torch
 
 from fedstrata.errors import DataError, RecipeError
 from fedstrata.experiment import load
-from fedstrata.runs import Prepared, Run, prepare
+from fedstrata.prepared import Prepared, prepare
+from fedstrata.runs import Run
 from fedstrata.tasks.nodes import NodesConfig, own_task, read_own_folder
 from fedstrata.tasks.partitions import split
 

@@ -15,7 +15,8 @@ from fedstrata.errors import FedstrataError, UserError
 from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs import Prepared, Run
+    from fedstrata.prepared import Prepared
+    from fedstrata.runs import Run
 
 
 def run_command(

@@ -121,7 +121,7 @@ def partition_command(
 ) -> None:
     """Show which client would hold how many samples of which class, without training."""
     from fedstrata.experiment import load
-    from fedstrata.runs import prepare
+    from fedstrata.prepared import prepare
 
     task = prepare(load(recipe, settings=settings or [], seed=seed), data=data).task
     notes = task.described()

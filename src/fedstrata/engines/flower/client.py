@@ -29,7 +29,7 @@ from fedstrata.engines.local import keep_memory
 from fedstrata.errors import RecipeError
 from fedstrata.experiment import Experiment, load
 from fedstrata.messages import Order
-from fedstrata.runs import prepare
+from fedstrata.prepared import prepare
 from fedstrata.tasks.nodes import own_task
 
 RECIPE, DATA = "FEDSTRATA_FLOWER_RECIPE", "FEDSTRATA_FLOWER_DATA"

@@ -27,7 +27,7 @@ from fedstrata.engines.flower import credentials
 from fedstrata.engines.flower.client import own_client
 from fedstrata.errors import MISSING, RecipeError, UserError
 from fedstrata.experiment import Experiment
-from fedstrata.runs import prepare
+from fedstrata.prepared import prepare
 from fedstrata.tasks import datasets
 from fedstrata.tasks.builtin import build_partition, channel_statistics
 from fedstrata.tasks.nodes import NODES

@@ -23,10 +23,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedstrata.engines.flower import client
-from fedstrata.engines.flower.server import FlowerEngine
+from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.local import available_workers
 from fedstrata.errors import FedstrataError, MissingExtra
-from fedstrata.runs import Prepared
+from fedstrata.prepared import Prepared
 
 _START = 300.0
 """Seconds in which Ray and its actors must have started and loaded their data."""

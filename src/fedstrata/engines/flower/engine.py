@@ -1,0 +1,248 @@
+"""The engine over Flower's Grid.
+
+Clients are numbered as in the recipe; which node has which one, the nodes say themselves when they are first seen. A
+node that is silent, gone or talks nonsense costs the round its own client only, and the record says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
+
+from fedstrata import rng
+from fedstrata.client import Client
+from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
+from fedstrata.errors import FedstrataError, MessageError, printable
+from fedstrata.messages import Fault, Kind, Order, Reply
+from fedstrata.prepared import Prepared
+
+MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
+HELLO = "query.hello"
+
+_EXPIRED = 3
+_FAILURES = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: "the app cannot be installed"}
+_SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
+"""Flower's error codes. A failure would happen again; silence is worth another attempt."""
+
+_LONGEST_REASON = 300
+"""Of a longer one the end is kept: what was raised is the last line of a traceback."""
+
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DecodeError)
+"""What Flower raises when a message's parts do not fit together; never a connection that breaks."""
+
+_log = logging.getLogger("fedstrata")
+
+Read = TypeVar("Read")
+
+
+class FlowerEngine:
+    """Carries orders to the nodes of a Grid."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        prepared: Prepared,
+        clients: int,
+        *,
+        timeout: float,
+        poll: float = 0.1,
+        one_by_one: bool = True,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for.
+
+        Replies are fetched `one_by_one`, unless they come from nowhere but this machine.
+        """
+        self.sizes = np.zeros(clients, dtype=np.int64)
+        self.held_out_sizes = np.zeros(clients, dtype=np.int64)
+        self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
+        self._one_by_one = one_by_one
+        self._layers, self._agreement = prepared.layers, prepared.agreement
+        self._server = Client(prepared.setup)  # the server's own data sets are measured here
+        self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
+        self._met: dict[int, Hello] = {}  # in the order in which they came
+        self._strange: dict[int, str] = {}  # why a node cannot take part
+        self._troubled: dict[int, str] = {}  # why a node could not introduce itself yet
+        self._online: set[int] = set()
+
+    # --- orders -----------------------------------------------------------------------------------------------------
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        """Send every order to its client's node, and wait for the replies until time is up."""
+        remote = [order for order in orders if order.client != rng.SERVER]
+        yield from (self._server.answer(order) for order in orders if order.client == rng.SERVER)
+        if not remote:
+            return
+        self._greet()
+        holders = self._holders()
+        model = None if remote[0].model is None else encode_model(remote[0].model, self._layers)
+        waiting: dict[str, Order] = {}
+        unsent = []
+        for order in remote:
+            content = encode_order(order, self._layers, model if order.model is remote[0].model else None)
+            node = holders.get(order.client)
+            message = None if node is None else self._push(node, MESSAGE_TYPES[order.kind], content, self._timeout)
+            if message is None:
+                unsent.append(order)
+            else:
+                waiting[message] = order
+        yield from (order.failure("no node that is online has this client", "no reply") for order in unsent)
+        deadline = time.monotonic() + self._timeout
+        while waiting:
+            replies = self._pull(waiting)
+            for answered, reply in replies.items():
+                yield self._read(waiting.pop(answered), reply)
+            if waiting and time.monotonic() > deadline:
+                break
+            if waiting and not replies:
+                self._check()
+                time.sleep(self._poll)
+        yield from (self._late(order) for order in waiting.values())
+
+    def _read(self, order: Order, message: Message | MessageError) -> Reply:
+        if isinstance(message, Message) and message.has_error():
+            if message.error.code == _EXPIRED:
+                return self._late(order)
+            fault: Fault = "no reply" if message.error.code in _SILENCE else "failed"
+            return order.failure(_explain(message.error), fault)
+        try:
+            reply = _decoded(message, lambda content: decode_reply(content, self._layers))
+            if reply.client != order.client:
+                raise MessageError(f"client = {reply.client}, asked for {order.client}")
+        except MessageError as problem:
+            return order.failure(str(problem), "refused")
+        return reply
+
+    def _late(self, order: Order) -> Reply:
+        return order.failure(f"nothing within {self._timeout:g} s", "no reply")
+
+    # --- nodes ------------------------------------------------------------------------------------------------------
+
+    def wait_for(self, clients: int, patience: float) -> None:
+        """Wait until so many clients have a node."""
+        deadline, told = time.monotonic() + patience, -1
+        while True:
+            self._greet()
+            self._pull(())
+            here = len(self._holders())
+            if here >= clients:
+                return
+            if time.monotonic() > deadline:
+                problems = (*self._strange.values(), *self._troubled.values(), *self._rivals().values())
+                reasons = "".join(f"; {why}" for why in problems)
+                raise FedstrataError(f"waited {patience:g} s for {clients} clients, {here} are here{reasons}")
+            if here != told:
+                _log.info("waiting for %d clients, %d are here", clients, here)
+                told = here
+            self._check()
+            time.sleep(self._poll)
+
+    def _greet(self) -> None:
+        """Ask every node that was not here just now who it is. One that was away may come back with another recipe."""
+        self._online = set(self._grid.get_node_ids())
+        for known in (self._met, self._strange, self._troubled):
+            for node in known.keys() - self._online:
+                del known[node]
+        for node in sorted(self._online - set(self._met) - set(self._strange) - set(self._asked.values())):
+            message = self._push(node, HELLO, RecordDict(), lifetime=None)
+            if message is not None:
+                self._asked[message] = node
+
+    def _introduce(self, node: int, message: Message | MessageError) -> None:
+        if isinstance(message, Message) and message.has_error():
+            problem = f"node {node}: {_explain(message.error)}"
+            if self._troubled.get(node) != problem:  # it is asked again and again, and need not be told of each time
+                _log.warning("%s", problem)
+            self._troubled[node] = problem
+            return
+        try:
+            hello = _decoded(message, decode_hello)
+            if hello.client >= len(self.sizes):
+                raise MessageError(f"client = {hello.client}, there are only {len(self.sizes)}")
+            if hello.agreement != self._agreement:
+                raise MessageError(f"client {hello.client} has another recipe than the server")
+        except MessageError as problem:
+            self._strange[node] = f"node {node}: {problem}"
+            _log.warning("%s", self._strange[node])
+            return
+        self._met[node] = hello
+        self._troubled.pop(node, None)
+        if (rival := self._rivals().get(node)) is not None:
+            _log.warning("%s", rival)
+
+    def _holders(self) -> dict[int, int]:
+        """Each client's node. Whoever came first keeps a client for as long as it is online."""
+        holders: dict[int, int] = {}
+        for node, hello in self._met.items():
+            if node in self._online and hello.client not in holders:
+                holders[hello.client] = node
+                self.sizes[hello.client], self.held_out_sizes[hello.client] = hello.size, hello.held_out
+        return holders
+
+    def _rivals(self) -> dict[int, str]:
+        """Nodes that say to be a client that another one already is."""
+        holders = self._holders()
+        return {
+            node: f"node {node}: says to be client {hello.client}, which is node {holders[hello.client]}"
+            for node, hello in self._met.items()
+            if node in self._online and holders[hello.client] != node
+        }
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _push(self, node: int, kind: str, content: RecordDict, lifetime: float | None) -> str | None:
+        """Send a message and return its id. What nobody fetches in its lifetime is not carried out later."""
+        message = Message(content, dst_node_id=node, message_type=kind, ttl=lifetime)
+        return next(iter(self._grid.push_messages([message])), None)
+
+    def _pull(self, waiting: Collection[str]) -> dict[str, Message | MessageError]:
+        """What has come for these messages; introductions are taken in on the way."""
+        replies = {}
+        for about, message in self._fetch([*waiting, *self._asked]):
+            if about in self._asked:
+                self._introduce(self._asked.pop(about), message)
+            elif about in waiting:
+                replies[about] = message
+        return replies
+
+    def _fetch(self, wanted: Sequence[str]) -> Iterator[tuple[str, Message | MessageError]]:
+        """What has come, by the message that it answers.
+
+        One at a time, as what Flower cannot put together again would take with it all that is fetched with it.
+        """
+        if not self._one_by_one:
+            for message in self._grid.pull_messages(wanted) if wanted else ():
+                yield message.metadata.reply_to_message_id, message
+            return
+        for one in wanted:
+            try:
+                found: list[Message | MessageError] = list(self._grid.pull_messages([one]))
+            except _UNREADABLE as error:
+                found = [MessageError(f"Flower cannot read it: {type(error).__name__}: {error}")]
+            yield from ((one, message) for message in found)
+
+
+def _decoded(message: Message | MessageError, decode: Callable[[RecordDict], Read]) -> Read:
+    """What a message says. Whatever it does to the decoder, it is the message that is wrong."""
+    if isinstance(message, MessageError):
+        raise message
+    try:
+        return decode(message.content)
+    except MessageError:
+        raise
+    except Exception as error:
+        raise MessageError(f"cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _explain(error: Error) -> str:
+    what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
+    reason = error.reason or ""
+    detail = printable(reason if len(reason) <= _LONGEST_REASON else f"…{reason[-_LONGEST_REASON:]}")
+    return f"{what}: {detail}" if detail else what

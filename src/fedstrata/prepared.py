@@ -1,0 +1,158 @@
+"""An experiment made ready: its task loaded, its model built, everything checked that can be before the first round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstrata.algorithm import Algorithm
+from fedstrata.client import Setup, build_model
+from fedstrata.errors import MissingExtra, RecipeError
+from fedstrata.experiment import Experiment, check_accuracy_target
+from fedstrata.layers import Layers
+from fedstrata.rounds import Engine, Plan, ServerState, initial_state, settle
+from fedstrata.tasks.builtin import PYTHON_TASK, build_task
+from fedstrata.tasks.nodes import NODES, RemoteData
+from fedstrata.tasks.task import ACCURACY, Task
+from fedstrata.trainers.choice import Choice, choose
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its task loaded and its model built."""
+
+    experiment: Experiment
+    task: Task
+    algorithm: Algorithm
+    model: nn.Module
+    layers: Layers
+    choice: Choice
+    data: Path | None = None
+    """Where its data sets were looked for, if not in the usual place."""
+
+    @property
+    def plan(self) -> Plan:
+        """What `fit` needs."""
+        return Plan(self.layers, self.experiment.training, self.experiment.seed, self.experiment.record.layers)
+
+    @property
+    def setup(self) -> Setup:
+        """What a client needs."""
+        return Setup(
+            task=self.task,
+            layers=self.layers,
+            objective=self.algorithm.objective,
+            selection=self.algorithm.selection,
+            training=self.experiment.training,
+            seed=self.experiment.seed,
+            model=self.model,
+            device=self.experiment.engine.device,
+            record=self.experiment.record.layers,
+            evaluation_batch=self.experiment.evaluation.batch_size,
+            trainer=self.choice.trainer,
+            stack_size=self.choice.stack_size,
+        )
+
+    @property
+    def agreement(self) -> str:
+        """A digest of what a client must have in common with its server, wherever each has its recipe from."""
+        local = {"epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"}
+        common = {
+            "seed": self.experiment.seed,
+            "algorithm": self.experiment.algorithm,
+            "training": self.experiment.training.model_dump(mode="json", include=local),
+            "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
+            "dtype": str(self.layers.dtype),
+        }
+        if self.experiment.task.nodes is not None:
+            common["data"] = self.experiment.task.model_dump(mode="json", include={"inputs", "nodes"})
+        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
+
+    def engine(self) -> AbstractContextManager[Engine]:
+        """The engine the experiment asks for."""
+        self.require_data()
+        if self.experiment.engine.name == "flower":
+            from fedstrata.engines.flower.simulation import FlowerSimulation
+
+            return FlowerSimulation(self)
+        from fedstrata.engines.local import LocalEngine
+
+        return LocalEngine(self.setup, self.experiment.engine.workers)
+
+    def require_data(self) -> None:
+        """Refuse to compute here what only the clients' nodes can."""
+        if isinstance(self.task.clients, RemoteData):
+            problem = "the clients' data is on their own nodes; deploy it with `fedstrata flower init`"
+            raise RecipeError("task.dataset", NODES, problem)
+
+    def first_state(self) -> ServerState:
+        """The server before round 1."""
+        return initial_state(self.layers.flatten(self.model), self.algorithm, len(self.task.clients), self.layers)
+
+
+def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
+    """Load the data and build the model; everything that can be wrong before the first round is found here."""
+    evaluation = experiment.evaluation
+    if experiment.engine.name == "flower":
+        if find_spec("flwr") is None:
+            raise MissingExtra("flwr", "flower", "engine.name = 'flower'")
+        if experiment.task.function == PYTHON_TASK:
+            problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
+            raise RecipeError("engine.name", "flower", problem)
+    if task is None:
+        held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
+        task = build_task(experiment.task, experiment.seed, held_out, data)
+    if task.metric is ACCURACY and evaluation.target is not None:
+        check_accuracy_target(evaluation.target)
+    for name in evaluation.on:
+        if name == "clients" and task.held_out is None:
+            raise RecipeError("evaluation.on", evaluation.on, f"task {task.name!r} has no held-out data of clients")
+        if name != "clients" and name not in task.evaluation:
+            known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
+            raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
+    device = experiment.engine.device
+    if device != "cpu":
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(device.partition(":")[2] or 0) >= devices:
+            problem = f"there are {devices}, counted from 0" if devices else "this machine has none that torch can use"
+            raise RecipeError("engine.device", device, f"no such CUDA device: {problem}")
+    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
+    if experiment.training.initial_weights is not None:
+        _load_weights(model, experiment.training.initial_weights)
+    wanted, holders = experiment.training.clients_per_round, int((task.sizes() > 0).sum())
+    if wanted is not None and wanted > len(task.clients):
+        raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
+    algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
+    layers = Layers.of(model, experiment.grouping())
+    on_flower = experiment.engine.name == "flower"
+    choice = choose(
+        "client" if on_flower else experiment.engine.trainer,
+        experiment.engine.stack_size,
+        task=task,
+        model=model,
+        layers=layers,
+        objective=algorithm.objective,
+        device=device,
+    )
+    if on_flower:
+        choice = replace(choice, why="a client of Flower is on its own")
+    return Prepared(experiment, task, algorithm, model, layers, choice, data)
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise RecipeError("training.initial_weights", str(path), f"cannot be read: {error}") from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError("training.initial_weights", str(path), f"does not fit the model: {reason}") from None
