@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedstrata
 from fedstrata import rng
 from fedstrata.client import IMAGES, Client
-from fedstrata.errors import RecipeError
+from fedstrata.errors import FedstrataError, RecipeError
 from fedstrata.evaluation import PART, evaluate
 from fedstrata.experiment import load
 from fedstrata.messages import Order
@@ -113,10 +113,10 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
     model = setup.first_state().model
     with setup.engine() as engine:
         true = evaluate(engine, task, model, ["clients"], 1, 0)[0]["clients"]
-        said: dict[int, dict[str, float] | None] = {0: {"loss": math.nan, "accuracy": 0.5}, 2: None, 3: {"loss": 1.0}}
+        said: dict[int, dict[str, float] | None] = {0: {"loss": 1.0, "accuracy": math.nan}, 2: None, 3: {"loss": 1.0}}
         figures, unmeasured = evaluate(Spoiled(engine, said), task, model, ["clients"], 1, 0)
         assert unmeasured == [
-            (0, "refused: loss is not finite"),
+            (0, "refused: accuracy is not finite"),
             (2, "no reply"),
             (3, "refused: accuracy is missing"),
         ]
@@ -126,9 +126,28 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
         assert true["failed"] == 0
         figures, unmeasured = evaluate(Spoiled(engine, dict.fromkeys(range(4))), task, model, ["clients"], 1, 0)
         assert [client for client, _ in unmeasured] == [0, 1, 2, 3]
-        assert (figures["clients"]["clients"], figures["clients"]["failed"]) == (0, 4)
-        assert math.isnan(figures["clients"]["accuracy"])
-        assert math.isnan(figures["clients"]["max"])
+        assert figures == {}
+        # A model may be so far off on someone's data that its loss is no number; its accuracy counts.
+        figures, unmeasured = evaluate(
+            Spoiled(engine, {0: {"loss": math.inf, "accuracy": 0.0}}), task, model, ["clients"], 1, 0
+        )
+        assert unmeasured == []
+        assert figures["clients"]["loss"] == math.inf
+        assert figures["clients"]["min"] == 0.0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_mistake_that_every_evaluation_would_repeat_ends_the_run(blobs: Any, whole: bool) -> None:
+    def broken(outputs: Tensor, targets: Tensor) -> float:
+        raise ZeroDivisionError("of nothing")
+
+    task = task_of(blobs, metric=Metric("f1", broken, whole=whole), held_out=[blobs(3, k) for k in range(4)])
+    for on in ("clients", "test"):
+        with pytest.raises(FedstrataError, match=f"evaluation on {on} in round 1: failed: ZeroDivisionError"):
+            measure(task, [on])
+    empty = task_of(blobs, evaluation={"test": blobs(0, 1)}, metric=Metric("f1", lambda o, t: 0.0, whole=whole))
+    with pytest.raises(FedstrataError, match="nobody has any sample"):
+        measure(empty, ["test"])
 
 
 @pytest.mark.parametrize("batch", [7, 1000, 10_000])

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import fedstrata
 from fedstrata.errors import RecipeError, UserError
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import Finding, Known, Ruling, check, compare, decide, score
+from fedstrata.reproductions.claims import Finding, Known, Ruling, _best, check, compare, decide, score
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure
 from fedstrata.reproductions.page import build
@@ -316,6 +316,11 @@ def test_a_series_that_was_not_recorded() -> None:
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
+def until(value: float, end: float = INF) -> Known:
+    """A measure of a run that went on until `end`."""
+    return Known(value, min(value, end))
+
+
 def claim(relation: str = "lower", **options: Any) -> Claim:
     given = {"than": ["b"]} if "value" not in options else {}
     return Claim(**{"text": "t", "paper": "p", "measure": "m", "arm": "a", "relation": relation, **given, **options})
@@ -339,14 +344,14 @@ def claim(relation: str = "lower", **options: Any) -> Claim:
 def test_how_much_a_seed_favours_a_claim(
     claimed: Claim, ours: list[float], theirs: list[float], expected: list[float | None]
 ) -> None:
-    found = [score(claimed, Known(a), Known(b)) for a, b in zip(ours, theirs, strict=True)]
+    found = [score(claimed, until(a), until(b)) for a, b in zip(ours, theirs, strict=True)]
     assert [score is None for score in found] == [one is None for one in expected]
     assert [score or 0 for score in found] == pytest.approx([one or 0 for one in expected])
 
 
 def test_what_is_smaller_than_an_image_decides_nothing() -> None:
-    assert score(claim("lower"), Known(0.5), Known(0.50001), 0.5e-4) is None
-    assert score(claim("lower"), Known(0.5), Known(0.501), 0.5e-4) == pytest.approx(0.001)
+    assert score(claim("lower"), until(0.5), until(0.50001), 0.5e-4) is None
+    assert score(claim("lower"), until(0.5), until(0.501), 0.5e-4) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +401,7 @@ def test_when_a_comparison_is_decided(values: list[float | None], at_least: bool
     ids=str,
 )
 def test_comparisons(claimed: Claim, ours: list[float], theirs: list[float], outcome: str) -> None:
-    assert compare(claimed, [(Known(a), Known(b)) for a, b in zip(ours, theirs, strict=True)]) == outcome
+    assert compare(claimed, [(until(a), until(b)) for a, b in zip(ours, theirs, strict=True)]) == outcome
 
 
 def test_rounds_that_were_not_run_are_not_compared() -> None:
@@ -435,7 +440,7 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
 def test_of_a_target_not_reached_only_the_last_round_is_known(
     claimed: Any, ours: float, theirs: float, expected: str
 ) -> None:
-    assert compare(claimed, [(Known(ours, 300), Known(theirs, 300))] * 3) == expected
+    assert compare(claimed, [(until(ours, 300), until(theirs, 300))] * 3) == expected
 
 
 def test_of_an_upload_not_reached_only_what_was_uploaded_is_known() -> None:
@@ -452,6 +457,14 @@ def test_of_an_upload_not_reached_only_what_was_uploaded_is_known() -> None:
     assert verdict_with([0.1] * 11 + [0.5]) == "open"
     assert verdict_with([0.1] * 8 + [0.5]) == "does not hold"
     assert verdict_with([0.1] * 12) == "open"
+
+
+@pytest.mark.parametrize(("relation", "expected"), [("lower", None), ("higher", -INF)])
+def test_the_best_of_several_may_be_one_that_was_not_watched_long_enough(relation: str, expected: float | None) -> None:
+    """Ours needed 11.5, another 12, and a third more than 10: perhaps 11, and perhaps 13."""
+    claimed = claim(relation, than=["b", "c"], together=True)
+    best = _best(claimed, [until(12, 60), until(INF, 10)])
+    assert score(claimed, until(11.5, 60), best) == expected
 
 
 def test_what_a_failed_run_has_not_reached_it_never_will() -> None:
@@ -477,7 +490,7 @@ def test_whenever_the_target_would_have_been_reached_the_score_is_right(
     claimed = claim(relation, factor=factor, margin=margin)
 
     def scored(unknown: float) -> float | None:
-        found = (Known(unknown, 100), Known(reached, 100))
+        found = (Known(unknown, 100 if unknown == INF else unknown), until(reached))
         return score(claimed, *(found if ours else reversed(found)))
 
     decided = scored(INF)
@@ -517,12 +530,13 @@ def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
         (["holds", "fails"], "does not hold"),
         (["holds", "open"], "open"),
         (["open", "fails"], "does not hold"),
+        (["holds"], "open"),  # the other one is not run
     ],
     ids=str,
 )
 def test_who_is_said_to_be_the_best_must_not_be_beaten(outcomes: list[Any], expected: str) -> None:
     findings = [Finding("a", "b", [1.0], [2.0], outcome) for outcome in outcomes]
-    assert Ruling(claim(than=["b", "c"], best=True), findings, 0).verdict == expected
+    assert Ruling(claim(than=["b", "c"], best=True), findings, 2 - len(findings)).verdict == expected
 
 
 def test_questions_are_answered() -> None:

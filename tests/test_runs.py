@@ -7,6 +7,8 @@ import json
 import multiprocessing as mp
 import os
 import shutil
+import signal
+import time
 import tomllib
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +30,7 @@ from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.prepared import prepare
 from fedstrata.runs import Run, reopen
+from fedstrata.storage import alone
 from fedstrata.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -62,9 +65,12 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("table", ["algorithm.objective", "task.partition"])
 def test_looking_at_a_run_of_someone_else_runs_none_of_its_code(
-    example: Run, tmp_path: Path, cli: Any, table: str
+    example: Run, tmp_path: Path, cli: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     path, trace = tmp_path / "run", tmp_path / "trace"
+    module = f"their_{table.split('.')[-1]}"
+    Path(f"{module}.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
     shutil.copytree(example.path, path)
     recipe = tomllib.loads((path / "recipe.toml").read_text())
     recipe["algorithm"] = {"name": "fedavg"}
@@ -72,13 +78,24 @@ def test_looking_at_a_run_of_someone_else_runs_none_of_its_code(
     for part in table.split("."):
         inner = inner.setdefault(part, {})
     inner.clear()
-    inner |= {"name": "os:system", "command": f"touch {trace}"}
+    inner["name"] = f"{module}:Rule"
     (path / "recipe.toml").write_text(tomli_w.dumps(recipe))
     assert Run(path).summary()["rounds"] == 3
     for command in (("show", path), ("report", path, "--out", tmp_path / "report.html")):
         assert cli(*command).code == 0
     assert not trace.exists()
-    assert cli("run", "--resume", path, "--set", "training.rounds=4").code != 0  # it is no rule, which is now found out
+    assert cli("run", "--resume", path, "--set", "training.rounds=4").code != 0  # there is no Rule in it
+    assert trace.exists()
+
+
+def test_a_recipe_that_someone_damaged_is_said_to_be(example: Run, tmp_path: Path, cli: Any) -> None:
+    shutil.copytree(example.path, tmp_path / "run")
+    recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    recipe["algorithm"] = {"objective": "plain"}
+    (tmp_path / "run" / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    with pytest.raises(RecipeError, match=r"algorithm.objective = 'plain': must be a table with a name"):
+        Run(tmp_path / "run")
+    assert cli("show", tmp_path / "run").code not in (0, -1)
 
 
 def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -697,3 +714,18 @@ def test_a_cuda_device_that_is_not_there(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     with pytest.raises(RecipeError, match=f"engine.device = '{device}': no such CUDA device: .*{problem}"):
         prepare(load(tiny({"engine.device": device})))
+
+
+def test_a_lock_that_is_not_let_go_is_waited_for_and_then_said(tmp_path: Path) -> None:
+    with alone(tmp_path):
+        problem = r"another process has locked it for more than 0\.1 s"
+        with pytest.raises(RunDirectoryError, match=problem), alone(tmp_path, patience=0.1):
+            pass
+        child = os.fork()
+        if child == 0:  # it outlives us by a while, and must not keep the lock
+            time.sleep(5)
+            os._exit(0)
+    with alone(tmp_path, patience=0.5):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)

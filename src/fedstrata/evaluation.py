@@ -39,8 +39,8 @@ def evaluate(
 ) -> tuple[Figures, Unmeasured]:
     """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
 
-    `attempt` is the round's own: a node refuses orders of earlier ones. Clients that cannot be measured end nothing;
-    without any, the figures are no numbers.
+    `attempt` is the round's own: a node refuses orders of earlier ones. Clients that do not answer, or nonsense, end
+    nothing; without any other there are no figures of clients. All of them failing is a mistake that would be repeated.
     """
     orders: dict[str, list[Order]] = {}
     for name in on:
@@ -58,14 +58,16 @@ def evaluate(
     for name, asked in orders.items():
         samples = task.held_out_sizes() if name == "clients" else None
         good, missing = _collect(engine, asked, samples, task.metric.name)
-        if not asked or (missing and name != "clients"):
+        hopeless = not good and all(why.startswith("failed") for _, why in missing)
+        if hopeless or (name != "clients" and (missing or not sum(reply.size for reply in good))):
             reason = missing[0][1] if missing else "nobody has any sample"
             raise FedstrataError(f"evaluation on {name} in round {round}: {reason}")
-        figures[name] = _combine(good, task.metric.name)
+        if good:
+            figures[name] = _combine(good, task.metric.name)
         if name == "clients":
-            figures[name] |= _spread(good, task.metric.name)
-            figures[name]["failed"] = float(len(missing))
             unmeasured = missing
+            if good:
+                figures[name] |= _spread(good, task.metric.name) | {"failed": float(len(missing))}
     return figures, unmeasured
 
 
@@ -94,12 +96,12 @@ def _collect(
 
 
 def _check_metrics(reply: Reply, metric: str) -> None:
-    """Of a client: one that says NaN must not make the whole federation's mean one."""
+    """Of a client: one that says NaN must not make the whole federation's metric one. A loss may be so large."""
     for name in ("loss", metric):
         if name not in reply.metrics:
             raise ReplyError(f"{name} is missing")
-        if not math.isfinite(reply.metrics[name]):
-            raise ReplyError(f"{name} is {NOT_FINITE}")
+    if not math.isfinite(reply.metrics[metric]):
+        raise ReplyError(f"{metric} is {NOT_FINITE}")
 
 
 def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:
@@ -113,18 +115,16 @@ def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray
 def _combine(replies: Sequence[Reply], metric: str) -> dict[str, float]:
     """Means over samples."""
     samples = sum(reply.size for reply in replies)
-
-    def mean(name: str) -> float:
-        return sum(reply.metrics[name] * reply.size for reply in replies) / samples if samples else math.nan
-
-    return {"loss": mean("loss"), metric: mean(metric), "samples": float(samples)}
+    return {name: sum(reply.metrics[name] * reply.size for reply in replies) / samples for name in ("loss", metric)} | {
+        "samples": float(samples)
+    }
 
 
 def _spread(replies: Sequence[Reply], metric: str) -> dict[str, float]:
     """How differently the clients fare."""
-    values = np.array([reply.metrics[metric] for reply in replies] or [math.nan])
+    values = np.array([reply.metrics[metric] for reply in replies])
     return {
-        "clients": float(len(replies)),
+        "clients": float(len(values)),
         "std": float(values.std()),
         "min": float(values.min()),
         "median": float(np.median(values)),

@@ -125,6 +125,14 @@ class Experiment(BaseModel):
     record: Record = Record()
     paper: dict[str, Any] = Field(default_factory=dict, description="what the paper reports; not used by a run")
 
+    @field_validator("algorithm")
+    @classmethod
+    def _axes_are_tables(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        for axis in AXES:
+            given = algorithm.get(axis, {})
+            require(isinstance(given, Mapping), axis, given, 'must be a table with a name, like { name = "…" }')
+        return algorithm
+
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Experiment:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""

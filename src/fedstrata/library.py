@@ -27,12 +27,12 @@ class Library:
         return {entry.name.removesuffix(".toml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
 
     def read(self, name: str | Path) -> dict[str, Any]:
-        """A file's table; it has the file's name, if it gives itself none."""
+        """A file's table; it has the name of a .toml file, if it gives itself none."""
         path, ours = Path(name), self.names()
-        if path.suffix == ".toml" or path.is_file():
-            source = path
-        elif str(name) in ours:
+        if str(name) in ours:
             source = ours[str(name)]
+        elif path.suffix == ".toml" or path.is_file():
+            source = path
         else:
             close = difflib.get_close_matches(str(name), ours, n=1)
             hint = f"did you mean {close[0]}?" if close else f"see `{self.listing}`"
@@ -46,7 +46,8 @@ class Library:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(self.kind, str(name), f"is not valid TOML: {error}") from None
-        return {"name": source.name.removesuffix(".toml"), **table}
+        named = source.name.endswith(".toml")
+        return {"name": source.name.removesuffix(".toml"), **table} if named else table
 
 
 RECIPES = Library("recipe", "recipes", "fedstrata list")

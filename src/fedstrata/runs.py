@@ -369,8 +369,7 @@ def _line(
 ) -> Line:
     """A round as its history line."""
     ledger = record.ledger
-    on_clients = figures.get("clients", {})
-    evaluated = on_clients.get("clients", 0.0) + on_clients.get("failed", 0.0)
+    evaluated = figures.get("clients", {}).get("clients", 0.0) + len(unmeasured)
     return {
         "round": record.round,
         "attempt": record.attempt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,13 +94,24 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def alone(directory: Path, patience: float = 30.0) -> Iterator[None]:
     """Wait until no other process is between reading and writing there; nothing is left behind."""
     handle = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    problem = f"another process has locked it for more than {patience:g} s"
+                    raise RunDirectoryError(f"{directory} cannot be written to: {problem}") from None
+                time.sleep(0.01)
+        _held.add(handle)
         yield
     finally:
+        _held.discard(handle)
         os.close(handle)
 
 

@@ -54,9 +54,9 @@ def show_command(directory: RunDir) -> None:
             console.print(table)
     data = run.directory.info["data"]
     if "table" in data:
-        console.print(partition_table(data["table"], data["class_names"], rows=12))
+        console.print(partition_table(data["table"], data.get("class_names", ()), rows=12))
     if "source" in data:
-        console.print(f"data: {data['dataset']} ({data['source']})", highlight=False)
+        console.print(f"data: {data.get('dataset', 'its own')} ({data['source']})", highlight=False)
 
 
 def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:

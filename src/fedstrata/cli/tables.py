@@ -84,8 +84,12 @@ class LiveTable:
         )
 
     def _lost(self, line: dict[str, Any]) -> str:
-        lost = line["lost"]
-        return f"  ({len(lost)} lost; client {lost[0]['client']}: {lost[0]['why']})" if lost else ""
+        texts = (
+            f"  ({len(entries)} {what}; client {entries[0]['client']}: {entries[0]['why']})"
+            for what, entries in (("lost", line["lost"]), ("not evaluated", line["unmeasured"]))
+            if entries
+        )
+        return "".join(texts)
 
     def _render(self) -> Group:
         table = Table(title=self._title, title_justify="left")

@@ -306,7 +306,7 @@ def _run(source: Source, detail: Detail, partitions: list[dict[str, Any]]) -> di
         "seed": run.experiment.seed,
         "path": str(run.path),
         "created": str(run.directory.info["created"]),
-        "data": f"{data['dataset']} ({data['source']})" if "source" in data else None,
+        "data": f"{data.get('dataset', 'its own')} ({data['source']})" if "source" in data else None,
         "finished": run.finished(),
         "rounds": len(history),
         "planned": run.experiment.training.rounds,
@@ -371,7 +371,7 @@ def _bytes(history: Sequence[Line], layers: int, detail: Detail) -> dict[str, An
 
 
 def _trouble(history: Sequence[Line], records: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Whose replies were lost, why, and who did only a part of the work."""
+    """Whose replies were lost, why, who could not be evaluated, and who did only a part of the work."""
     sampled: Counter[int] = Counter()
     partial: Counter[int] = Counter()
     full = max((int(record["work"].max(initial=0)) for record in records.values()), default=0)
@@ -382,6 +382,8 @@ def _trouble(history: Sequence[Line], records: dict[int, dict[str, np.ndarray]])
     for line in history:
         for entry in line["lost"]:
             lost.setdefault(entry["client"], []).append(f"round {line['round']}: {entry['why']}")
+        for entry in line.get("unmeasured", ()):
+            lost.setdefault(entry["client"], []).append(f"round {line['round']}: not evaluated: {entry['why']}")
     troubled = sorted({*lost, *partial}, key=lambda client: (-len(lost.get(client, ())), -partial[client], client))
     return {
         "asked": sum(line["clients"] for line in history),

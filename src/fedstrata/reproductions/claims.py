@@ -4,8 +4,8 @@ In one cell a comparison *holds* if every seed favours it, or, from five seeds o
 median lies on its side; it *fails* if the same is true of the other side, and is otherwise *open*. How much a seed
 favours “within m” is by how much its difference stays within m, on either side. The
 claim holds if all of its comparisons hold, in part if some do, is open if all of them are (seeds that do not decide are
-no evidence against it), and otherwise does not hold. One that says “the best of all” does not hold in part: it does not
-hold as soon as one comparison fails.
+no evidence against it), and otherwise does not hold. One that says “the best of all” cannot hold in part: it does not
+hold as soon as one comparison fails, and is open as long as one is open or not run.
 
 A seed decides nothing if neither arm reached the target, or if accuracies differ by less than half an image of ten
 thousand. A seed without a number, as of rounds that were not run, does not count. Of a target that was not reached, all
@@ -35,15 +35,10 @@ Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested
 
 @dataclass(frozen=True)
 class Known:
-    """A measure of one run. Where it is infinite because a target was missed, the run ended at `end` without it."""
+    """A measure of one run, and the smallest that it may be: of a target that was missed, where the run ended."""
 
     value: float
-    end: float = math.inf
-
-    @property
-    def nearest(self) -> float:
-        """The smallest that it may be."""
-        return self.end if self.value == math.inf else self.value
+    nearest: float
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,8 @@ class Ruling:
         held = self.count("holds")
         if not self.findings:
             return "not tested"
-        if held == len(self.findings):
-            return "holds" if not self.missing else "holds in part"
+        if held == len(self.findings) and not self.missing:
+            return "holds"
         if held and not self.claim.best:
             return "holds in part"
         return "does not hold" if self.count("fails") else "open"
@@ -134,24 +129,25 @@ def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, lis
             yield cell, named, ours, [_best(claim, values) for values in zip(*theirs, strict=True)]
         if claim.value is not None:
             ours = _known(results, claim.measure, cell, claim.arm, results.seeds(cell, claim.arm))
-            yield cell, f"{claim.value:g}", ours, [Known(claim.value)] * len(ours)
+            yield cell, f"{claim.value:g}", ours, [Known(claim.value, claim.value)] * len(ours)
 
 
 def _known(results: Results, measure: str, cell: str, arm: str, seeds: list[int]) -> list[Known]:
     values, ends = results.values(measure, cell, arm, seeds), results.ends(measure, cell, arm, seeds)
-    return [Known(value, end) for value, end in zip(values, ends, strict=True)]
+    return [Known(value, min(value, end)) for value, end in zip(values, ends, strict=True)]
 
 
 def _advantage(ours: list[Known], theirs: list[Known]) -> list[Known]:
-    return [Known(value) for value in paired_differences([a.value for a in ours], [b.value for b in theirs])]
+    differences = paired_differences([a.value for a in ours], [b.value for b in theirs])
+    return [Known(difference, difference) for difference in differences]
 
 
 def _best(claim: Claim, found: Sequence[Known]) -> Known:
     """The one that is hardest to beat; none if any has no number."""
     if any(math.isnan(one.value) for one in found):
-        return Known(math.nan)
+        return Known(math.nan, math.nan)
     choose = max if claim.relation == "higher" else min
-    return choose(found, key=lambda one: (one.value, one.end))
+    return Known(choose(one.value for one in found), choose(one.nearest for one in found))
 
 
 def compare(claim: Claim, pairs: Sequence[tuple[Known, Known]], resolution: float = 0.0) -> Outcome:

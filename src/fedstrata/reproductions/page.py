@@ -38,8 +38,9 @@ In one cell a comparison *holds* if every seed favours it, from five seeds on if
 *open* otherwise. A seed favours neither side if neither arm reached the target; if only one did, and it depends on how
 much longer the other would have needed; or, where nothing but the sign is asked, if accuracies differ by less than half
 an image of ten thousand. A claim *holds* if all of its comparisons hold, *in part* if some do or if others are not run
-yet, is *open* if all are open (which is no evidence against it), and *does not hold* otherwise, or, if it says “the
-best of all”, as soon as one comparison fails; *not tested* means that nothing is stored that could be compared.
+yet, is *open* if all are open (which is no evidence against it), and *does not hold* otherwise. One that says “the best
+of all” cannot hold in part: it does not hold as soon as one comparison fails, and is open until all are decided.
+*Not tested* means that nothing is stored that could be compared.
 The same verdicts on a question of ours read *all*, *some* or *none* of the readings or settings that it asks about.
 From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
 “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
