@@ -27,8 +27,9 @@ from fedstrata.reproductions.claims import Finding, Known, Ruling, _best, check,
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure
 from fedstrata.reproductions.page import build
+from fedstrata.reproductions.repeats import Repeats
 from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary, verdict
-from fedstrata.reproductions.results import Results, machine, series_of, store
+from fedstrata.reproductions.results import Results, machine, same_machine, series_of, store
 from fedstrata.reproductions.study import (
     Claim,
     Measure,
@@ -864,6 +865,90 @@ def test_a_finished_run_that_contradicts_what_is_stored_is_refused(cli: Any, tmp
     assert json.loads(path.read_text()) == content  # nothing was overwritten
 
 
+def test_what_is_stored_can_be_checked_by_running_it_again(cli: Any, tmp_path: Path) -> None:
+    file, path = tmp_path / "small.toml", tmp_path / "results" / "small" / "a.json"
+    file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
+    places = ("--out", tmp_path / "out", "--results", tmp_path / "results")
+    assert "nothing is stored of these runs" in cli("reproduce", file, "--check", *places).err
+    assert cli("reproduce", file, "--seeds", "0", *places).code == 0
+    content = json.loads(path.read_text())
+
+    def check(*options: str) -> Any:
+        before = path.read_text()
+        answer = cli("reproduce", file, "--check", *options, "--out", tmp_path / "check", *places[2:])
+        assert path.read_text() == before  # it only looks
+        return answer
+
+    found = check()
+    assert found.code == 0
+    assert "2 of 2 runs came out as stored, in every round." in found.out
+    assert "1 of 1 runs" in check("--arms", "fedldf").out
+    assert "nothing is stored of these runs" in check("--seeds", "1").err
+    # A round that is not what this machine gives.
+    run = content["arms"]["fedavg"]["runs"]["0"]
+    run["series"]["test.accuracy"][1] += 0.01
+    path.write_text(json.dumps(content))
+    found = check()
+    assert found.code == 1
+    assert "others from round 2 on" in found.out
+    assert "Stored with this processor and torch, and yet different: a/fedavg/seed-0." in found.out
+    # Another machine may have other digits.
+    run["made"]["processor"] = "abacus"
+    path.write_text(json.dumps(content))
+    found = check()
+    assert found.code == 0
+    assert "1 of 2 runs came out as stored" in found.out
+    assert "1 was stored with another processor or torch" in found.out
+
+
+def test_arms_that_are_the_same_run_are_run_once(tmp_path: Path) -> None:
+    """Without stragglers there is nothing to keep or drop; with them there is."""
+    drop = {"algorithm": "fedavg", "settings": {"training.keep_stragglers": False}}
+    some = {"name": "b", "title": "half are slow", "settings": {"training.stragglers": 0.5}}
+    arms = {"fedavg": "fedavg", "drop": drop}
+    study = Study.parse(small(arms=arms, cells=[{"name": "a", "title": "nobody is slow"}, some], claims=[]))
+    assert [study.twins(cell) for cell in study.cells] == [{"drop": "fedavg"}, {}]
+    runs = plan(study, [0], tmp_path / "out")
+    assert [(run.cell, run.arm) for run in runs] == [("a", "fedavg"), ("b", "fedavg"), ("b", "drop")]
+    assert study.seconds(cores=1) == 3 * study.seeds * 3 * 0.5
+    run_study(study, tmp_path / "out", [0])
+    for cell in ("a", "b"):
+        store(study, cell, runs, tmp_path / "results", {})
+    found = Results.stored(study, tmp_path / "results")
+    assert found.all_seeds() == [1, 1, 1, 1]
+    assert found.runs["a"]["drop"] == found.runs["a"]["fedavg"]
+    assert found.runs["b"]["drop"] != found.runs["b"]["fedavg"]
+    assert found.notes == ["a, drop: the same runs as fedavg"]
+
+
+def test_some_arms_can_be_run_alone(cli: Any, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
+    places = ("--seeds", "0", "--out", tmp_path / "out", "--results", tmp_path / "results")
+    for arm in ("fedldf", "fedavg"):
+        assert cli("reproduce", file, "--arms", arm, *places).code == 0
+        stored = Results.stored(load_study(file), tmp_path / "results")
+        assert list(stored.runs["a"]) == (["fedldf"] if arm == "fedldf" else ["fedavg", "fedldf"])
+    assert "--arms = 'sgd': there are fedavg, fedldf" in cli("reproduce", file, "--arms", "sgd", *places).err
+
+
+def test_a_repeat_shows_measures_side_by_side(tmp_path: Path) -> None:
+    """Round 2 had 0.4 and now has 1, above the target of 0.99: final 40 → 100, rounds >3 → 2, by hand."""
+    stored = results_of({"a": {"fedavg": {0: [0.1, 0.4]}}, "b": {}})
+    again = results_of({"a": {"fedavg": {0: [0.1, 1.0]}}, "b": {}})
+    run = next(run for run in plan(stored.study, [0], tmp_path) if run.place == ("a", "fedavg", 0))
+    repeats = Repeats(stored, again, [run])
+    assert repeats.first_difference(run) == 2
+    assert [row[1:] for row in repeats.table().rows] == [
+        ["final accuracy (%)", "40.00", "100.00"],
+        ["rounds", ">3", "2"],
+        ["digits", "", "others from round 2 on"],
+    ]
+    shorter = results_of({"a": {"fedavg": {0: [0.1]}}, "b": {}})
+    assert Repeats(stored, shorter, [run]).first_difference(run) == 2
+    assert Repeats(stored, stored, [run]).first_difference(run) is None
+
+
 def test_two_jobs_on_one_study_are_refused(cli: Any, small_file: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
@@ -1057,8 +1142,7 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(paper: str, tmp_pat
     list(run.rounds(prepared))
     again = series_of(run, [])
     known = stored["0"]
-    keys = ("torch", "cpu", "processor")
-    if all(known["made"][key] == machine()[key] for key in keys):
+    if same_machine(known["made"], machine()):
         for name_of, values in again.items():
             assert values == known["series"][name_of][:rounds], name_of
     else:

@@ -179,6 +179,8 @@ class Experiment(BaseModel):
             table.pop(key, None)
         for key in ("workers", "timeout"):
             table.get("engine", {}).pop(key, None)
+        if self.training.stragglers == 0:
+            table.get("training", {}).pop("keep_stragglers", None)  # there are none to keep
         return {key: value for key, value in table.items() if value != {}}
 
     @property

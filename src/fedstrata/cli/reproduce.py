@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,12 +53,19 @@ def reproduce_command(
         Path | None,
         typer.Option("--figures", metavar="DIR", help="Draw what is stored, of one study or of all; runs nothing."),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run what is stored again, apart, and compare; seed 0 if no others are given."),
+    ] = False,
     seeds: Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; the study's own if not given.")] = None,
     cells: Annotated[str | None, typer.Option("--cells", help="Only these, with commas between.")] = None,
+    arms: Annotated[str | None, typer.Option("--arms", help="Run only these, with commas between.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Run directories; reproductions/NAME, or NAME-quick there, if not given."
+            "--out",
+            metavar="DIR",
+            help="Run directories; reproductions/NAME, NAME-quick or NAME-check there, if not given.",
         ),
     ] = None,
     results: Results = None,
@@ -77,6 +85,8 @@ def reproduce_command(
     fedstrata reproduce fedadp-table1-mnist --seeds 0..2
 
     fedstrata reproduce adaptive-mu --figures figures
+
+    fedstrata reproduce fedadp-figure3 --check --cells mnist-5iid-5x1
 
     Interrupted, the same command goes on where it was.
     """
@@ -105,10 +115,11 @@ def reproduce_command(
         return
     if name is None:
         raise UserError("NAME is missing: a study from `fedstrata reproduce --list`")
-    from fedstrata.reproductions.study import load_study
+    from fedstrata.reproductions.study import load_study, plan
 
     whole = load_study(name)
     study = _only(whole.quickened() if quick else whole, cells)
+    chosen_arms = _chosen("--arms", arms, list(study.arms))
     folder, store = _places(study, quick, out, results)
     if show:
         _show(console, study, store)
@@ -117,13 +128,19 @@ def reproduce_command(
         if not _draw(console, study, store, figures, folder, every_layer=cells is not None):
             raise UserError(f"{store / study.name}: nothing is stored of this study")
         return
-    chosen = parse_seeds(seeds) if seeds is not None else list(range(study.seeds))
+    chosen = parse_seeds(seeds) if seeds is not None else list(range(1 if check else study.seeds))
+    if check:
+        folder = out or Path("reproductions") / f"{study.name}-check"
+    runs = [run for run in plan(study, chosen, folder) if run.arm in chosen_arms]
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder):
-            _run(console, study, chosen, folder, store, data, cores)
+            if check:
+                _check(console, study, runs, store, data, cores)
+                return
+            _run(console, study, runs, store, data, cores)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", soft_wrap=True)
         raise typer.Exit(130) from None
@@ -142,12 +159,17 @@ def _places(study: Study, quick: bool, out: Path | None, results: Path | None) -
 def _only(study: Study, cells: str | None) -> Study:
     if cells is None:
         return study
-    names = [name.strip() for name in cells.split(",")]
-    known = [cell.name for cell in study.cells]
+    names = _chosen("--cells", cells, [cell.name for cell in study.cells])
+    return study.in_cells([cell for cell in study.cells if cell.name in names])
+
+
+def _chosen(option: str, given: str | None, known: list[str]) -> list[str]:
+    """Some of the names that there are, or all."""
+    names = known if given is None else [name.strip() for name in given.split(",")]
     for name in names:
         if name not in known:
-            raise UserError(f"--cells = {name!r}: there are {', '.join(known)}")
-    return study.in_cells([cell for cell in study.cells if cell.name in names])
+            raise UserError(f"{option} = {name!r}: there are {', '.join(known)}")
+    return names
 
 
 def _quick_note(whole: Study, study: Study, seeds: int) -> str:
@@ -162,7 +184,7 @@ def _overview(results: Path) -> Table:
     from fedstrata.engines.local import available_workers
     from fedstrata.reproductions.report import seeds_stored
     from fedstrata.reproductions.results import Results
-    from fedstrata.reproductions.study import load_study, studies
+    from fedstrata.reproductions.study import load_study, plan, studies
 
     cores = available_workers()
     table = Table(
@@ -179,7 +201,7 @@ def _overview(results: Path) -> Table:
         study = load_study(name)
         found = Results.stored(study, results)
         stored = seeds_stored(found).removesuffix(" seeds") if any(found.all_seeds()) else "nothing"
-        runs = str(len(study.cells) * len(study.arms) * study.seeds)
+        runs = str(len(plan(study, range(study.seeds), Path())))
         table.add_row(name, escape(study.shows), runs, study.expected_time(cores), stored)
     return table
 
@@ -225,14 +247,13 @@ def _print(console: Console, table: TextTable) -> None:
 
 
 def _run(
-    console: Console, study: Study, seeds: list[int], out: Path, results: Path, data: Path | None, cores: int | None
+    console: Console, study: Study, runs: list[StudyRun], results: Path, data: Path | None, cores: int | None
 ) -> None:
     """Run what is left; after each run its cell's results are written again."""
     from fedstrata.reproductions.jobs import is_finished, run_all
     from fedstrata.reproductions.results import Elsewhere, refuse_contradictions, store
-    from fedstrata.reproductions.study import plan
 
-    runs, others = plan(study, seeds, out), Elsewhere.stored(study, results)
+    others = Elsewhere.stored(study, results)
     unfinished = [run for run in runs if not is_finished(run)]
     taken = {
         run.job.path: lender
@@ -254,6 +275,32 @@ def _run(
                 if event.kind == "failed":
                     failed[event.run.job.path] = event.problem
                 store(study, event.run.cell, runs, results, failed)
+
+
+def _check(
+    console: Console, study: Study, runs: list[StudyRun], results: Path, data: Path | None, cores: int | None
+) -> None:
+    """Run again what is stored, and say what came out otherwise; the stored results stay as they are."""
+    from fedstrata.reproductions.jobs import is_finished, run_all
+    from fedstrata.reproductions.repeats import Repeats
+    from fedstrata.reproductions.results import Results
+
+    stored = Results.stored(study, results)
+    runs = [run for run in runs if run.place in stored.made]
+    if not runs:
+        raise UserError(f"{results / study.name}: nothing is stored of these runs")
+    left, failed = [run for run in runs if not is_finished(run)], []
+    with _Watch(console, study, runs, left) as watch:
+        for event in run_all(left, data, cores):
+            watch.add(event)
+            failed += [event.run] if event.kind == "failed" else []
+    repeats = Repeats.of(stored, runs, failed)
+    _print(console, repeats.table())
+    console.print(repeats.conclusion(), highlight=False, soft_wrap=True)
+    for run in runs:  # the next check must not find them
+        shutil.rmtree(run.job.path)
+    if repeats.contradictions():
+        raise typer.Exit(1)
 
 
 class _Watch:

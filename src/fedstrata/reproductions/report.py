@@ -41,8 +41,7 @@ def _measured_table(results: Results, name: str) -> TextTable:
     lines = [list(line) for line in zip(*columns, strict=True)]
     if len(study.arms) > len(study.cells):
         lines = columns
-    unit = f" ({what.unit})" if what.unit else ""
-    return TextTable(f"{what.title}{unit}, {seeds_stored(results)}", lines[0], lines[1:])
+    return TextTable(f"{what.heading}, {seeds_stored(results)}", lines[0], lines[1:])
 
 
 def _told(what: Measure, value: float) -> str:

@@ -38,6 +38,11 @@ def machine(run: Run | None = None) -> dict[str, str]:
     return {key: str(known[key]) for key in ("fedstrata", "torch", "cpu", "processor")}
 
 
+def same_machine(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether the same recipe must have given the same bits on both."""
+    return all(one[key] == other[key] for key in ("torch", "cpu", "processor"))
+
+
 # --- from a run directory --------------------------------------------------------------------------------------------
 
 
@@ -241,12 +246,14 @@ class Results:
     """Where the data came from; some copies of a data set are not the original pixels."""
     failed: frozenset[tuple[str, str, int]] = frozenset()
     """Cell, arm and seed of the runs whose weights became no numbers."""
+    made: Mapping[tuple[str, str, int], Mapping[str, str]] = field(default_factory=dict)
+    """What each run was made with."""
 
     @classmethod
     def stored(cls, study: Study, folder: Path) -> Results:
         """What is in the folder, as far as it belongs to the study as it is now."""
         runs: dict[str, dict[str, dict[int, Series]]] = {}
-        notes, sources, failed = [], set(), set()
+        notes, sources, failed, made = [], set(), set(), {}
         others = Elsewhere.stored(study, folder)
         for cell in study.cells:
             path = folder / study.name / f"{cell.name}.json"
@@ -254,12 +261,14 @@ class Results:
             runs[cell.name] = {}
             unknown = [arm for arm in arms if arm not in study.arms]
             notes += [f"{cell.name}, {arm}: stored, but no arm of the study, left out" for arm in unknown]
+            twins = study.twins(cell)
+            notes += [f"{cell.name}, {arm}: the same runs as {other}" for arm, other in twins.items() if other in arms]
             for arm in study.arms:
-                experiment = study.experiment(cell, arm, 0)
+                experiment, known = study.experiment(cell, arm, 0), arms.get(twins.get(arm, arm))
                 found: dict[str, Any] = {}
-                if arm in arms and belongs(arms[arm], experiment):
-                    found = arms[arm]["runs"]
-                elif arm in arms:
+                if known is not None and belongs(known, experiment):
+                    found = known["runs"]
+                elif known is not None:
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
                 lent = others.find(experiment, (seed for seed in range(study.seeds) if str(seed) not in found))
                 found = found | {str(seed): run for seed, (_, run) in lent.items()}
@@ -267,12 +276,13 @@ class Results:
                 notes += [f"{cell.name}, {arm}: runs of {lender}, which are the same" for lender in lenders]
                 for seed, one in found.items():
                     runs[cell.name].setdefault(arm, {})[int(seed)] = _numbers(one["series"])
+                    made[cell.name, arm, int(seed)] = one["made"]
                     sources.add(f"{experiment.task.dataset}: {one['data']}")
                     if "failed" in one:
                         failed.add((cell.name, arm, int(seed)))
                         reason = f"stopped, {one['failed']}; what it had not reached, it missed"
                         notes.append(f"{cell.name}, {arm}, seed {seed}: {reason}")
-        return cls(study, runs, notes, sorted(sources), frozenset(failed))
+        return cls(study, runs, notes, sorted(sources), frozenset(failed), made)
 
     def seeds(self, cell: str, *arms: str) -> list[int]:
         """The seeds that all of these arms have in a cell."""

@@ -65,6 +65,11 @@ class Measure(BaseModel):
         return self.better == "higher" if self.better else self.names[0].endswith("accuracy")
 
     @property
+    def heading(self) -> str:
+        """Its title, with the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    @property
     def unit(self) -> Literal["", "%", "points", "°"]:
         """What its numbers are in, if anything."""
         if self.kind in ("rounds_to", "upload_to", "upload"):
@@ -271,6 +276,13 @@ class Study(BaseModel):
         }
         return load(cell.recipe or self.recipe, algorithm=chosen.algorithm, settings=settings, seed=seed)
 
+    def twins(self, cell: StudyCell) -> dict[str, str]:
+        """Arms that are the same run as one before them in this cell, and that one: it is enough to run it."""
+        first: dict[str, str] = {}
+        digests = {arm: recipe_hash(self.experiment(cell, arm, 0)) for arm in self.arms}
+        same = {arm: first.setdefault(digest, arm) for arm, digest in digests.items()}
+        return {arm: other for arm, other in same.items() if arm != other}
+
     def quickened(self) -> Study:
         """The study cut down for a first impression."""
         quick = self.quick
@@ -309,8 +321,9 @@ class Study(BaseModel):
 
     def seconds(self, cores: int) -> float:
         """About how long the whole study takes, at most (a run may stop at its target)."""
-        work = sum(self.rounds(cell) * (cell.seconds_per_round or self.seconds_per_round) for cell in self.cells)
-        return work * len(self.arms) * self.seeds / cores
+        costs = {cell.name: cell.seconds_per_round or self.seconds_per_round for cell in self.cells}
+        runs = plan(self, range(self.seeds), Path())
+        return sum(run.job.experiment.training.rounds * costs[run.cell] for run in runs) / cores
 
     def expected_time(self, cores: int) -> str:
         """The same in words."""
@@ -339,9 +352,15 @@ class StudyRun:
         """Its seed."""
         return self.job.seed
 
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Where its results are: cell, arm and seed."""
+        return self.cell, self.arm, self.seed
+
 
 def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
     """All runs of a study, first seed first, so that every cell has something early."""
+    twins = {cell.name: study.twins(cell) for cell in study.cells}
     return [
         StudyRun(
             cell.name,
@@ -351,6 +370,7 @@ def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
         for seed in seeds
         for cell in study.cells
         for arm in study.arms
+        if arm not in twins[cell.name]
     ]
 
 
