@@ -25,7 +25,7 @@ from fedstrata.errors import RecipeError, UserError
 from fedstrata.experiment import load
 from fedstrata.reproductions.claims import Finding, Known, Ruling, _best, check, compare, decide, score
 from fedstrata.reproductions.jobs import is_finished, run_all
-from fedstrata.reproductions.measures import measure
+from fedstrata.reproductions.measures import measure, read
 from fedstrata.reproductions.page import build
 from fedstrata.reproductions.repeats import Repeats
 from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary, verdict
@@ -266,6 +266,8 @@ def test_measures_by_hand(options: dict[str, Any], value: float) -> None:
         ({"kind": "final"}, 0.0),
         ({"kind": "mean"}, 0.0),
         ({"kind": "deviation", "last": 20, "series": "test.loss"}, INF),
+        ({"kind": "deviation", "last": 20}, INF),  # and not 0, the least there is
+        ({"kind": "upload"}, 100),
         ({"kind": "final", "series": "test.error"}, 1.0),
         ({"kind": "final", "series": "train.loss"}, INF),  # it failed before it was evaluated
         ({"kind": "best"}, 0.6),  # what it had reached
@@ -291,12 +293,31 @@ def test_a_run_that_failed_has_the_worst_of_what_it_did_not_reach(options: dict[
         ({"kind": "final", "series": "test.accuracy"}, 0.0),
         ({"kind": "final", "series": "test.error"}, 1.0),
         ({"kind": "rounds_to", "target": 0.9, "series": "test.accuracy"}, INF),
+        ({"kind": "deviation", "last": 2}, INF),
+        ({"kind": "deviation", "last": 2, "series": "test.accuracy"}, 0.4),  # of 0.8 and 0
     ],
     ids=str,
 )
 def test_a_measure_says_which_way_a_metric_improves(options: dict[str, Any], value: float) -> None:
     series = {"upload": [1] * 4, "test.auc": [0.5, 0.8, 0.9, INF], "test.accuracy": [0.5, 0.8, 0.8, INF]}
     assert measure(Measure(**{"title": "x", "series": "test.auc", **options}), series) == value
+
+
+def test_a_run_that_failed_at_once_has_uploaded_nothing() -> None:
+    assert measure(Measure(title="x", kind="upload"), {"upload": []}, failed=True) == 0
+
+
+def test_curves_take_what_is_no_number_as_the_worst() -> None:
+    series = {"upload": [1, 1], "test.accuracy": [0.5, INF], "test.loss": [1.0, INF]}
+    assert read(series, "test.accuracy") == [(1, 0.5), (2, 0.0)]
+    assert read(series, "test.error") == [(1, 0.5), (2, 1.0)]
+    assert read(series, "test.loss") == [(1, 1.0), (2, INF)]
+
+
+@pytest.mark.parametrize("kind", ["rounds_to", "upload_to"])
+def test_the_way_to_a_target_is_that_of_one_series(kind: Any) -> None:
+    with pytest.raises(ValueError, match=f"{kind} is of one"):
+        Measure(title="x", kind=kind, target=0.5, series=["train.accuracy", "test.accuracy"])
 
 
 def test_errors_between_evaluations_are_interpolated_at_equal_upload() -> None:
@@ -319,7 +340,7 @@ def test_a_series_that_was_not_recorded() -> None:
 
 def until(value: float, end: float = INF) -> Known:
     """A measure of a run that went on until `end`."""
-    return Known(value, min(value, end))
+    return Known(value, min(value, end), value)
 
 
 def claim(relation: str = "lower", **options: Any) -> Claim:
@@ -468,6 +489,29 @@ def test_the_best_of_several_may_be_one_that_was_not_watched_long_enough(relatio
     assert score(claimed, until(11.5, 60), best) == expected
 
 
+def test_two_targets_that_were_missed_may_have_been_reached_in_either_order() -> None:
+    """Ours needed more than 10, the best of the others more than 8 and at most 12: 10.5 and 11.5, or 13 and 9."""
+    claimed = claim(than=["b", "c"], together=True)
+    best = _best(claimed, [until(12, 60), until(INF, 8)])
+    assert score(claimed, until(INF, 10), best) is None
+    assert score(claimed, until(INF, 12), best) == -INF
+
+
+@pytest.mark.parametrize(("there", "expected"), [(40, "open"), (30, "holds"), (20, "holds")])
+def test_an_advantage_over_one_that_missed_the_target_is_at_least_so_large(there: int, expected: str) -> None:
+    """In a, FedLDF has not reached it within 60 rounds and FedAvg did in 30: more than 30 rounds later."""
+
+    def reaches(round: int) -> list[float]:
+        return [0.1] * (round - 1) + [0.99]
+
+    found = {"a": {"fedavg": {0: reaches(30)}, "fedldf": {0: [0.1] * 60}}}
+    found["b"] = {"fedavg": {0: reaches(10)}, "fedldf": {0: reaches(10 + there)}}
+    asked = {**SMALL["claims"][0], "measure": "rounds", "relation": "higher", "than_cells": {"a": "b"}}
+    del asked["than"]
+    results = results_of(found, claims=[{**asked, "over": "fedavg"}])
+    assert check(results.study.claims[0], results).verdict == expected
+
+
 def test_what_a_failed_run_has_not_reached_it_never_will() -> None:
     claims = [{**SMALL["claims"][0], "measure": "rounds", "relation": "higher", "margin": 5, "cells": ["a"]}]
     found = results_of({"a": {"fedavg": {0: [0.99]}, "fedldf": {0: [0.1, 0.1]}}}, claims=claims)
@@ -491,7 +535,7 @@ def test_whenever_the_target_would_have_been_reached_the_score_is_right(
     claimed = claim(relation, factor=factor, margin=margin)
 
     def scored(unknown: float) -> float | None:
-        found = (Known(unknown, 100 if unknown == INF else unknown), until(reached))
+        found = (Known(unknown, 100 if unknown == INF else unknown, unknown), until(reached))
         return score(claimed, *(found if ours else reversed(found)))
 
     decided = scored(INF)

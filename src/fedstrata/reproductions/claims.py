@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
@@ -35,10 +35,11 @@ Verdict = Literal["holds", "holds in part", "open", "does not hold", "not tested
 
 @dataclass(frozen=True)
 class Known:
-    """A measure of one run, and the smallest that it may be: of a target that was missed, where the run ended."""
+    """A number, and between which two it lies: of a target that was missed, beyond where the run ended."""
 
     value: float
-    nearest: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -129,25 +130,28 @@ def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, lis
             yield cell, named, ours, [_best(claim, values) for values in zip(*theirs, strict=True)]
         if claim.value is not None:
             ours = _known(results, claim.measure, cell, claim.arm, results.seeds(cell, claim.arm))
-            yield cell, f"{claim.value:g}", ours, [Known(claim.value, claim.value)] * len(ours)
+            yield cell, f"{claim.value:g}", ours, [Known(claim.value, claim.value, claim.value)] * len(ours)
 
 
 def _known(results: Results, measure: str, cell: str, arm: str, seeds: list[int]) -> list[Known]:
     values, ends = results.values(measure, cell, arm, seeds), results.ends(measure, cell, arm, seeds)
-    return [Known(value, min(value, end)) for value, end in zip(values, ends, strict=True)]
+    return [Known(value, min(value, end), value) for value, end in zip(values, ends, strict=True)]
 
 
 def _advantage(ours: list[Known], theirs: list[Known]) -> list[Known]:
     differences = paired_differences([a.value for a in ours], [b.value for b in theirs])
-    return [Known(difference, difference) for difference in differences]
+    return [
+        Known(difference, a.low - b.high, a.high - b.low)
+        for difference, a, b in zip(differences, ours, theirs, strict=True)
+    ]
 
 
 def _best(claim: Claim, found: Sequence[Known]) -> Known:
     """The one that is hardest to beat; none if any has no number."""
     if any(math.isnan(one.value) for one in found):
-        return Known(math.nan, math.nan)
+        return Known(math.nan, math.nan, math.nan)
     choose = max if claim.relation == "higher" else min
-    return Known(choose(one.value for one in found), choose(one.nearest for one in found))
+    return Known(*(choose(numbers) for numbers in zip(*map(astuple, found), strict=True)))
 
 
 def compare(claim: Claim, pairs: Sequence[tuple[Known, Known]], resolution: float = 0.0) -> Outcome:
@@ -157,7 +161,7 @@ def compare(claim: Claim, pairs: Sequence[tuple[Known, Known]], resolution: floa
 
 
 def score(claim: Claim, ours: Known, theirs: Known, resolution: float = 0.0) -> float | None:
-    """By how much a seed favours the claim, or None where it does not decide."""
+    """By how much a seed favours the claim, or None where it does not decide, as both outcomes are possible."""
 
     def favour(difference: float) -> float:
         if claim.relation == "similar":
@@ -166,13 +170,12 @@ def score(claim: Claim, ours: Known, theirs: Known, resolution: float = 0.0) -> 
 
     if math.isinf(ours.value) and math.isinf(theirs.value):
         return None
-    furthest = ours.value - claim.factor * theirs.value
-    nearest = ours.nearest - claim.factor * theirs.nearest
-    if claim.relation == "similar" and nearest * furthest < 0:
-        nearest = 0.0  # which lies between them
-    if abs(furthest) < resolution or favour(nearest) * math.copysign(1, favour(furthest)) < 0:
+    difference = ours.value - claim.factor * theirs.value
+    least, most = ours.low - claim.factor * theirs.high, ours.high - claim.factor * theirs.low
+    possible = [favour(least), favour(most), favour(min(max(0.0, least), most))]  # the last: as similar as can be
+    if abs(difference) < resolution or min(possible) < 0 < max(possible):
         return None
-    return favour(furthest)
+    return favour(difference)
 
 
 def decide(scores: Sequence[float | None], at_least: bool = False) -> Outcome:

@@ -18,13 +18,16 @@ Series = Mapping[str, Sequence[float | None]]
 
 
 def read(series: Series, name: str) -> list[tuple[int, float]]:
-    """(round, value) of a series, where there is one."""
+    """(round, value) of a series, where there is one; what became no number is the worst accuracy there is."""
     place, _, quantity = name.rpartition(".")
     if quantity == "error":
         return [(round, 1 - value) for round, value in read(series, f"{place}.accuracy")]
     if name not in series:
         raise RecipeError("series", name, f"was not recorded; there are: {', '.join(series)}")
-    return [(round, value) for round, value in enumerate(series[name], start=1) if value is not None]
+    recorded = [(round, value) for round, value in enumerate(series[name], start=1) if value is not None]
+    if quantity == "accuracy":
+        return [(round, value if math.isfinite(value) else 0.0) for round, value in recorded]
+    return recorded
 
 
 def cumulative_upload(series: Series) -> list[float]:
@@ -50,7 +53,7 @@ def measure(
 
 def _measure(what: Measure, series: Series, name: str, target: float | None, budget: float, failed: bool) -> float:
     if what.kind == "upload":
-        return cumulative_upload(series)[-1]
+        return sum(value for _, value in read(series, "upload"))
     if failed and (what.kind not in ("rounds_to", "upload_to", "best") or not _is_recorded(series, name)):
         return math.inf if what.kind in ("rounds_to", "upload_to") else _worst(what, name)
     worst = _worst(what, name)
@@ -73,7 +76,8 @@ def _measure(what: Measure, series: Series, name: str, target: float | None, bud
         chosen = [value for round, value in values if what.first <= round <= (what.last or math.inf)]
         return statistics.fmean(chosen) if chosen else math.nan
     if what.kind == "deviation":
-        return statistics.pstdev(value for _, value in values[-(what.last or 0) :])
+        last = [value for _, value in values[-(what.last or 0) :]]
+        return statistics.pstdev(last) if all(map(math.isfinite, last)) else worst
     if what.kind == "at_equal_upload":
         totals = cumulative_upload(series)
         uploaded, there = zip(*((totals[round - 1], value) for round, value in values), strict=True)
@@ -94,6 +98,8 @@ def _is_recorded(series: Series, name: str) -> bool:
 
 def _worst(what: Measure, name: str) -> float:
     """What weights that are no numbers are worth."""
+    if what.kind == "deviation":
+        return math.inf
     return {"accuracy": 0.0, "error": 1.0}.get(name.rpartition(".")[2], -math.inf if what.rises else math.inf)
 
 

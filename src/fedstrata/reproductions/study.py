@@ -51,6 +51,8 @@ class Measure(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Measure:
         require((self.kind == "at") == (self.round is not None), "round", self.round, f"kind is {self.kind}")
+        way = self.kind in ("rounds_to", "upload_to")
+        require(not way or len(self.names) == 1, "series", self.series, f"{self.kind} is of one")
         require(self.kind != "deviation" or self.last is not None, "last", self.last, "deviation needs it")
         return self
 
