@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import multiprocessing as mp
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedstrata.cli.compare import parse_seeds, result_tables
 from fedstrata.compare import (
     ENOUGH_SEEDS,
     Outcome,
+    _claim,
     _middles_of_resamples,
     estimate,
     outcome,
@@ -199,6 +202,15 @@ def test_from_five_seeds_on_medians_and_intervals(faked: Any) -> None:
     assert differences[0][2].startswith("−9 [fedadp only, −5]")
 
 
+def test_a_metric_that_is_no_number_is_the_worst(faked: Any) -> None:
+    """Of accuracies 0.9, 0.8 and three that are none, the median is none, and not the best."""
+    outcomes = {("fedavg", s): Outcome(m, None, 1_000, None, 20) for s, m in enumerate([0.9, 0.8, -INF, -INF, -INF])}
+    outcomes |= {("fedadp", s): Outcome(0.5, None, 1_000, None, 20) for s in range(5)}
+    values, differences = faked(["fedavg", "fedadp"], outcomes, None)
+    assert values[0][1] == "no number [no number, 0.9000]"
+    assert differences[0][1] == "fedadp only [−0.4000, fedadp only]"
+
+
 def test_without_a_target_there_is_no_column_for_it(faked: Any) -> None:
     outcomes = {("fedavg", 0): Outcome(0.5, None, 3_000_000, None, 20)}
     (values,) = faked(["fedavg"], outcomes, None)
@@ -206,6 +218,20 @@ def test_without_a_target_there_is_no_column_for_it(faked: Any) -> None:
 
 
 # --- directories -----------------------------------------------------------------------------------------------------
+
+
+def test_comparisons_that_add_seeds_at_once_lose_none(tiny: Any, tmp_path: Path) -> None:
+    def add(seeds: list[int]) -> None:
+        for seed in seeds:
+            _claim(tmp_path / "compare", "tiny", "request", ["fedavg"], [seed])
+
+    jobs = [mp.get_context("fork").Process(target=add, args=(list(range(k, 80, 4)),)) for k in range(4)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs] == [0] * 4
+    assert json.loads((tmp_path / "compare" / "compare.json").read_text())["seeds"] == list(range(80))
 
 
 def test_outcomes_of_real_runs(tiny: Any, tmp_path: Path) -> None:

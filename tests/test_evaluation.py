@@ -150,6 +150,26 @@ def test_a_mistake_that_every_evaluation_would_repeat_ends_the_run(blobs: Any, w
         measure(empty, ["test"])
 
 
+def test_a_sample_of_clients_that_all_fail_ends_nothing(blobs: Any) -> None:
+    """Of four, one has data that cannot be read: whenever it is drawn alone, the round has no figures of clients."""
+
+    class Unreadable:
+        def __len__(self) -> int:
+            return 3
+
+        def batch(self, indices: Any) -> Any:
+            raise OSError("the disk is gone")
+
+    task = task_of(blobs, held_out=[Unreadable(), *(blobs(3, k) for k in range(1, 4))])
+    setup = prepare(load({"evaluation": {"on": ["clients"]}}), task)
+    model = setup.first_state().model
+    with setup.engine() as engine:
+        found = [evaluate(engine, task, model, ["clients"], round, 0, clients=1) for round in range(1, 30)]
+        assert {bool(figures) for figures, _ in found} == {True, False}
+        for figures, unmeasured in found:
+            assert [client for client, _ in unmeasured] == ([] if figures else [0])
+
+
 @pytest.mark.parametrize("batch", [7, 1000, 10_000])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_parts_do_not_depend_on_workers(blobs: Any, workers: int, batch: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing as mp
@@ -30,7 +31,7 @@ from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.prepared import prepare
 from fedstrata.runs import Run, reopen
-from fedstrata.storage import alone
+from fedstrata.storage import alone, locked
 from fedstrata.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -718,7 +719,7 @@ def test_a_cuda_device_that_is_not_there(
 
 def test_a_lock_that_is_not_let_go_is_waited_for_and_then_said(tmp_path: Path) -> None:
     with alone(tmp_path):
-        problem = r"another process has locked it for more than 0\.1 s"
+        problem = r"others have had it locked for 0\.1 s"
         with pytest.raises(RunDirectoryError, match=problem), alone(tmp_path, patience=0.1):
             pass
         child = os.fork()
@@ -729,3 +730,29 @@ def test_a_lock_that_is_not_let_go_is_waited_for_and_then_said(tmp_path: Path) -
         pass
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+
+
+def test_a_directory_that_cannot_be_locked_is_no_directory_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    for lock in (alone, locked):
+        with pytest.raises(RunDirectoryError, match="cannot be locked: No such file"), lock(tmp_path / "nowhere"):
+            pass
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    for lock in (alone, locked):
+        with pytest.raises(RunDirectoryError, match="cannot be locked: No locks available"), lock(tmp_path):
+            pass
+
+
+def test_a_metric_that_was_not_measured_at_the_end_says_when_it_was(tiny: Any, tmp_path: Path, cli: Any) -> None:
+    run = fedstrata.run(tiny({"training.rounds": 3}), out=tmp_path / "run")
+    assert run.summary()["measured_in_round"] == 3
+    history = run.path / "history.jsonl"
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    lines[-1]["metrics"] = {}  # as if nobody had answered
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Run(run.path).summary()["measured_in_round"] == 2
+    assert "in round 2 (best" in cli("show", run.path).out

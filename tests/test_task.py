@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,23 @@ def test_a_task_may_note_what_it_likes(notes: dict[str, Any], tmp_path: Path, cl
     assert shown.code == 0
     assert ("data: mine (my own)" in shown.out) == ("source" in notes)
     assert cli("report", run.path, "--out", tmp_path / "report.html").code == 0
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [
+        ({"n": np.int64(3)}, "its notes cannot be kept as JSON"),
+        ({"n": {1, 2}}, "its notes cannot be kept as JSON"),
+        ({"n": math.nan}, "its notes cannot be kept as JSON"),
+        ({"table": [5, 3]}, r"notes\.table = \[5, 3\]: must have a list of counts per client"),
+    ],
+    ids=str,
+)
+def test_notes_that_cannot_be_kept_are_refused_before_anything_is_made(
+    notes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    x, y = torch.zeros(5, 2), torch.tensor([0, 2, 2, 1, 0])
+    task = Task(lambda: nn.Linear(2, 3), [(x, y)], {"test": (x, y)}, name="mine", notes=notes)
+    with pytest.raises(DataError, match=f"task 'mine': {problem}"):
+        fedstrata.run(QUICK, task=task, out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.prepared import prepare
 from fedstrata.runs import Line, Run, reopen
-from fedstrata.storage import read_versioned, write_whole
+from fedstrata.storage import alone, read_versioned, write_whole
 
 FORMAT = 1
 ENOUGH_SEEDS = 5
@@ -104,17 +104,20 @@ def _folder(path: Path, algorithm: str, seed: int) -> Path:
 
 def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: list[int]) -> None:
     """Remember what the directory is for, or add seeds to it; refuse one that is for something else."""
-    file = path / "compare.json"
-    if file.exists():
-        found = read_versioned(file, FORMAT)
-        if found["request"] != request:
-            raise RunDirectoryError(f"{path} holds another comparison; choose another --out")
-        seeds = sorted({*found["seeds"], *seeds})
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunDirectoryError(f"{path} exists and holds no comparison; choose another --out")
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is no directory; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
-    content = {"format": FORMAT, "recipe": recipe, "request": request, "algorithms": algorithms, "seeds": seeds}
-    write_whole(file, (json.dumps(content) + "\n").encode())
+    file = path / "compare.json"
+    with alone(path):  # another comparison may be adding seeds of its own
+        if file.exists():
+            found = read_versioned(file, FORMAT)
+            if found["request"] != request:
+                raise RunDirectoryError(f"{path} holds another comparison; choose another --out")
+            seeds = sorted({*found["seeds"], *seeds})
+        elif any(path.iterdir()):
+            raise RunDirectoryError(f"{path} exists and holds no comparison; choose another --out")
+        content = {"format": FORMAT, "recipe": recipe, "request": request, "algorithms": algorithms, "seeds": seeds}
+        write_whole(file, (json.dumps(content) + "\n").encode())
 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
@@ -159,7 +162,10 @@ def write_results(comparison: Comparison) -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to. `rounds_to_target` is None where there is no target, and infinite where it was missed."""
+    """What one run came to; a metric that is no number is the worst there is.
+
+    `rounds_to_target` is None where there is no target, and infinite where it was missed.
+    """
 
     metric: float
     rounds_to_target: float | None
@@ -171,10 +177,11 @@ class Outcome:
 def outcome(run: Run) -> Outcome:
     """The figures of a finished run."""
     summary = run.summary()
+    final = summary[run.metric.name]
     has_target = run.experiment.evaluation.target is not None
     reached, upload = summary["rounds_to_target"], summary["upload_to_target"]
     return Outcome(
-        metric=math.nan if summary[run.metric.name] is None else summary[run.metric.name],
+        metric=run.metric.worst if final is None or math.isnan(final) else final,
         rounds_to_target=(reached if reached is not None else math.inf) if has_target else None,
         upload=summary["upload"],
         upload_to_target=(upload if upload is not None else math.inf) if has_target else None,
@@ -259,14 +266,19 @@ def paired_differences(ours: Sequence[float], baseline: Sequence[float]) -> list
     return [float("nan") if math.isinf(a) and math.isinf(b) else a - b for a, b in zip(ours, baseline, strict=True)]
 
 
-def written_differences(differences: Sequence[float], write: Callable[[float], str], ours: str, theirs: str) -> str:
-    """Paired differences over seeds; where only one side reached the target, its name is all that can be said."""
+def written_differences(
+    differences: Sequence[float], write: Callable[[float], str], ours: str, theirs: str, rises: bool = False
+) -> str:
+    """Paired differences over seeds; where only one side has a number, its name is all that can be said.
+
+    The other one has not reached the target, or its metric became no number; of one that `rises` the worst is −∞.
+    """
 
     def written(value: float) -> str:
         if math.isnan(value):
             return "neither"
         if math.isinf(value):
-            return f"{theirs} only" if value > 0 else f"{ours} only"
+            return f"{theirs if (value > 0) != rises else ours} only"
         return write(value)
 
     has_no_middle = any(map(math.isnan, differences)) or {math.inf, -math.inf} <= set(differences)

@@ -40,7 +40,8 @@ def evaluate(
     """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
 
     `attempt` is the round's own: a node refuses orders of earlier ones. Clients that do not answer, or nonsense, end
-    nothing; without any other there are no figures of clients. All of them failing is a mistake that would be repeated.
+    nothing; without any other there are no figures of clients. If everyone who could be asked was, and failed, the
+    mistake would be repeated.
     """
     orders: dict[str, list[Order]] = {}
     for name in on:
@@ -58,7 +59,8 @@ def evaluate(
     for name, asked in orders.items():
         samples = task.held_out_sizes() if name == "clients" else None
         good, missing = _collect(engine, asked, samples, task.metric.name)
-        hopeless = not good and all(why.startswith("failed") for _, why in missing)
+        everyone = samples is None or len(asked) == np.count_nonzero(samples)
+        hopeless = everyone and not good and all(why.startswith("failed") for _, why in missing)
         if hopeless or (name != "clients" and (missing or not sum(reply.size for reply in good))):
             reason = missing[0][1] if missing else "nobody has any sample"
             raise FedstrataError(f"evaluation on {name} in round {round}: {reason}")

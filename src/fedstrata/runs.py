@@ -224,6 +224,7 @@ class Run:
             "seed": self.experiment.seed,
             "rounds": history[-1]["round"] if history else 0,
             metric.name: values[-1] if values else None,
+            "measured_in_round": curve[-1][0] if curve else None,
             "best": (max if metric.direction == "max" else min)(finite) if finite else None,
             "rounds_to_target": reached,
             "upload": history[-1]["upload_total"] if history else 0,

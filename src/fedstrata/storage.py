@@ -81,9 +81,11 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             raise RunDirectoryError(f"{directory} is in use by process {owner}") from None
+        except OSError as error:
+            raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
         _held.add(handle)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
@@ -96,18 +98,23 @@ def locked(directory: Path) -> Iterator[None]:
 @contextmanager
 def alone(directory: Path, patience: float = 30.0) -> Iterator[None]:
     """Wait until no other process is between reading and writing there; nothing is left behind."""
-    handle = os.open(directory, os.O_RDONLY)
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
     try:
         deadline = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
+            except BlockingIOError:
                 if time.monotonic() > deadline:
-                    problem = f"another process has locked it for more than {patience:g} s"
+                    problem = f"others have had it locked for {patience:g} s"
                     raise RunDirectoryError(f"{directory} cannot be written to: {problem}") from None
                 time.sleep(0.01)
+            except OSError as error:  # a file system without locks
+                raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
         _held.add(handle)
         yield
     finally:

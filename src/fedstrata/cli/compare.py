@@ -152,7 +152,8 @@ def result_tables(comparison: Comparison) -> list[Table]:
     results = {key: outcome(run) for key, run in runs.items()}
     first = next(iter(runs.values()))
     target, metric, limit = first.experiment.evaluation.target, first.metric.name, results[next(iter(results))].limit
-    columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format)]
+    rises = first.metric.direction == "max"
+    columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format, "no number", rises)]
     if target is not None:
         columns.append(_Column(f"rounds to {target:g}", lambda o: o.rounds_to_target, "{:g}".format, f">{limit}"))
         columns.append(_Column("upload to target", lambda o: o.upload_to_target, size))
@@ -174,7 +175,7 @@ def result_tables(comparison: Comparison) -> list[Table]:
         paired = Table("algorithm", *(column.name for column in columns), title=f"minus {baseline}, paired by seed")
         for algorithm in comparison.algorithms[1:]:
             found = {c.name: paired_differences(values[algorithm, c.name], values[baseline, c.name]) for c in columns}
-            cells = (written_differences(found[c.name], c.difference, algorithm, baseline) for c in columns)
+            cells = (written_differences(found[c.name], c.difference, algorithm, baseline, c.rises) for c in columns)
             paired.add_row(escape(algorithm), *map(escape, cells))
         tables.append(paired)
     return tables
@@ -188,6 +189,7 @@ class _Column:
     get: Callable[[Outcome], float | None]
     write: Callable[[float], str]
     missed: str = "not reached"
+    rises: bool = False
 
     def value(self, value: float) -> str:
         return self.missed if math.isinf(value) else self.write(value)

@@ -108,7 +108,9 @@ def summary_table(run: Run) -> Table:
     summary, metric, target = run.summary(), run.metric.name, run.experiment.evaluation.target
     table = Table(show_header=False)
     table.add_row("rounds", str(summary["rounds"]))
-    table.add_row(metric, f"{figure(summary[metric])} (best {figure(summary['best'])})")
+    measured = summary["measured_in_round"]
+    when = "" if measured in (None, summary["rounds"]) else f" in round {measured}"
+    table.add_row(metric, f"{figure(summary[metric])}{when} (best {figure(summary['best'])})")
     if target is not None:
         reached = summary["rounds_to_target"]
         table.add_row(f"rounds to {target:g}", str(reached) if reached else f"not reached in {summary['rounds']}")

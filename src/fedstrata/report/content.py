@@ -192,8 +192,7 @@ def _outcome(group: Sequence[Source]) -> dict[str, Any]:
     summaries = [source.run.summary() for source in counted]
     run = group[0].run
     metric, target = run.metric, run.experiment.evaluation.target
-    worst = -math.inf if metric.direction == "max" else math.inf
-    columns = {"final": (metric.name, worst), "best": ("best", worst), "upload": ("upload", math.inf)}
+    columns = {"final": (metric.name, metric.worst), "best": ("best", metric.worst), "upload": ("upload", math.inf)}
     if target is not None:
         columns |= {
             "roundsToTarget": ("rounds_to_target", math.inf),

@@ -201,7 +201,9 @@ def difference(study: Study, ruling: Ruling, finding: Finding) -> str:
 
     ours = finding.cell if claim.than_cells else claim.arm
     found = numbers(study, ruling, finding)
-    return written_differences(found, lambda value: _signed(study, ruling, value), ours, finding.than)
+    what = study.measures[claim.measure]
+    rises = what.rises and what.kind not in ("rounds_to", "upload_to")
+    return written_differences(found, lambda value: _signed(study, ruling, value), ours, finding.than, rises)
 
 
 def numbers(study: Study, ruling: Ruling, finding: Finding) -> list[float]:

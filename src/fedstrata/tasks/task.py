@@ -5,6 +5,8 @@ A user's own task is a `Task` built in Python, or by a function that a recipe na
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -74,6 +76,11 @@ class Metric:
     function: Callable[[Any, Any], Tensor | float]
     direction: Literal["max", "min"] = "max"
     whole: bool = False
+
+    @property
+    def worst(self) -> float:
+        """What a value that is no number counts as."""
+        return -math.inf if self.direction == "max" else math.inf
 
     def reached(self, value: float, target: float) -> bool:
         """Whether a value is at least as good as the target."""
@@ -162,8 +169,15 @@ class Task:
         if "source" in notes:
             notes.setdefault("dataset", self.name)
         if "table" in notes:
-            classes = max(map(len, notes["table"]), default=0)
+            table = notes["table"]
+            if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
+                raise DataError(f"task {self.name!r}: notes.table = {table!r}: must have a list of counts per client")
+            classes = max(map(len, table), default=0)
             notes.setdefault("class_names", [str(number) for number in range(classes)])
+        try:
+            json.dumps(notes, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"task {self.name!r}: its notes cannot be kept as JSON: {error}") from None
         return notes
 
     def _count_classes(self) -> np.ndarray | None:
