@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tomli_w
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from PIL import Image
 from test_reproductions import ROOT, SMALL, small
 
 from fedstrata.compare import run_cell
@@ -19,7 +21,7 @@ from fedstrata.experiment import load
 from fedstrata.reproductions import figures
 from fedstrata.reproductions.figures import layers
 from fedstrata.reproductions.figures.content import Curve, Panel, Picture, Reference
-from fedstrata.reproductions.figures.style import wrapped
+from fedstrata.reproductions.figures.style import PALETTE, wrapped
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Study, load_study, plan, recipe_hash, studies
 from fedstrata.runs import Run
@@ -274,6 +276,38 @@ def test_an_algorithm_looks_the_same_in_every_study() -> None:
     assert ours["fedprox-1"] not in (ours["fedavg"], ours["fedlap"])
 
 
+def test_nobody_else_looks_like_fedavg_and_no_two_arms_are_alike() -> None:
+    many = figures.styles([f"arm-{number}" for number in range(20)])
+    assert len(set(map(str, many.values()))) == 20
+    known = figures.styles([*load_study("combinations").arms])
+    assert len(set(map(str, known.values()))) == len(known) > 8
+    black = figures.styles(["fedavg"])["fedavg"]
+    assert black not in many.values()
+    some = figures.styles(["epochs-1", "epochs-5", "fedavg-10"])
+    assert some["fedavg-10"] == black
+
+
+def test_a_palette_keeps_the_colours_of_thin_lines(tmp_path: Path) -> None:
+    """Each colour of the style as a few pixels beside large grey areas, as in a picture with many shades."""
+    figure = Figure(figsize=(4, 3))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow([[shade / 400 for shade in range(400)]], cmap="gray", aspect="auto", extent=(0, 1, 0, 1))
+    for at, (colour, *_) in enumerate(PALETTE):
+        axes.plot([0.1, 0.4], [0.1 * at + 0.1] * 2, color=colour, linewidth=2)
+    shown = Image.open(figures._write(figure, tmp_path / "lines")).convert("RGB")
+    found = {pixel for _, pixel in shown.getcolors(maxcolors=1_000_000)}
+    for colour, *_ in PALETTE:
+        wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+        assert min(max(abs(a - b) for a, b in zip(wanted, pixel, strict=True)) for pixel in found) <= 12, colour
+
+
+def test_an_arm_with_nothing_to_be_compared_with_is_not_drawn() -> None:
+    (one,) = figures.pictures(results_of({"a": {"fedavg": FEW}, "b": {}}))
+    (two,) = figures.pictures(results_of({"a": {"fedavg": FEW, "fedldf": FEW}, "b": {}}))
+    assert not one.compares
+    assert two.compares
+
+
 def test_an_arm_looks_the_same_in_every_plot_of_a_study() -> None:
     """Here it is the second of one plot's arms and the first of the other's."""
     arms = {arm: {"algorithm": "fedavg"} for arm in ("a", "b", "c", "d")}
@@ -382,7 +416,7 @@ def test_a_run_that_was_recorded_otherwise_is_gone_on_with(tmp_path: Path) -> No
 
 def stored(tmp_path: Path, **changes: Any) -> Results:
     """A study's results; `reproductions/a/fedavg/seed-1` may have a run of it."""
-    return results_of({"a": {"fedavg": FEW}, "b": {}}, **changes)
+    return results_of({"a": {"fedavg": FEW, "fedldf": FEW}, "b": {}}, **changes)
 
 
 def test_files_and_their_digests(tmp_path: Path, recorded: Run) -> None:
@@ -431,7 +465,8 @@ def test_the_command_draws_what_is_stored(cli: Any, tmp_path: Path, monkeypatch:
     assert cli("reproduce", "small.toml", "--quick").code == 0
     assert "quick/small-quick/curves.png" in cli("reproduce", "small.toml", "--quick", "--figures", "quick").out
     # Of all studies of ours nothing is stored here; the page has no pictures.
-    everything = cli("reproduce", "--figures", "figures", "--page", "page.md", "--results", "nowhere")
+    (tmp_path / "nothing").mkdir()
+    everything = cli("reproduce", "--figures", "figures", "--page", "page.md", "--results", "nothing")
     assert everything.code == 0
     assert everything.out == "written: page.md\n"
 
@@ -486,7 +521,8 @@ def test_the_pages_pictures_are_those_of_the_stored_results() -> None:
     drawn = set()
     for name in studies():
         study = load_study(name)
-        for picture in figures.pictures(Results.stored(study, ROOT / "results")):
+        shown = figures.pictures(Results.stored(study, ROOT / "results"))
+        for picture in (picture for picture in shown if picture.compares):
             path = folder / name / f"{picture.name}.png"
             assert path.exists(), path
             assert figures.digest_in(path) == picture.digest(), path

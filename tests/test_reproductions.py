@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 import fedstrata
 from fedstrata.errors import RecipeError, UserError
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import Finding, Known, Ruling, _best, check, compare, decide, score
+from fedstrata.reproductions.claims import Finding, Known, Ruling, _best, check, decide, outcome, score
 from fedstrata.reproductions.jobs import is_finished, run_all
 from fedstrata.reproductions.measures import measure, read
-from fedstrata.reproductions.page import build
+from fedstrata.reproductions.page import _why, build
 from fedstrata.reproductions.repeats import Repeats
 from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary, verdict
 from fedstrata.reproductions.results import Results, machine, same_machine, series_of, store
@@ -371,11 +371,6 @@ def test_how_much_a_seed_favours_a_claim(
     assert [score or 0 for score in found] == pytest.approx([one or 0 for one in expected])
 
 
-def test_what_is_smaller_than_an_image_decides_nothing() -> None:
-    assert score(claim("lower"), until(0.5), until(0.50001), 0.5e-4) is None
-    assert score(claim("lower"), until(0.5), until(0.501), 0.5e-4) == pytest.approx(0.001)
-
-
 @pytest.mark.parametrize(
     ("values", "at_least", "outcome"),
     [
@@ -406,7 +401,7 @@ def test_when_a_comparison_is_decided(values: list[float | None], at_least: bool
 
 
 @pytest.mark.parametrize(
-    ("claimed", "ours", "theirs", "outcome"),
+    ("claimed", "ours", "theirs", "expected"),
     [
         (claim("similar", margin=3), [INF] * 3, [INF] * 3, "open"),  # nobody knows
         (claim("lower", margin=3), [INF] * 5, [INF] * 5, "open"),
@@ -422,8 +417,58 @@ def test_when_a_comparison_is_decided(values: list[float | None], at_least: bool
     ],
     ids=str,
 )
-def test_comparisons(claimed: Claim, ours: list[float], theirs: list[float], outcome: str) -> None:
-    assert compare(claimed, [(until(a), until(b)) for a, b in zip(ours, theirs, strict=True)]) == outcome
+def test_comparisons(claimed: Claim, ours: list[float], theirs: list[float], expected: str) -> None:
+    scores = [score(claimed, until(a), until(b)) for a, b in zip(ours, theirs, strict=True)]
+    assert outcome(claimed, scores) == expected
+
+
+@pytest.mark.parametrize(
+    ("relation", "gain", "expected"),
+    [
+        ("higher", 0.0011, "holds"),
+        ("higher", 0.0009, "does not hold"),  # as good as equal is not higher
+        ("higher", -0.0011, "does not hold"),
+        ("lower", -0.0011, "holds"),
+        ("lower", 0.0009, "does not hold"),
+    ],
+)
+def test_accuracies_are_higher_or_lower_from_a_tenth_of_a_point_on(relation: str, gain: float, expected: str) -> None:
+    claims = [{**SMALL["claims"][0], "relation": relation, "cells": ["a"]}]
+    found = {seed: [0.5 + gain] for seed in range(3)}
+    results = results_of({"a": {"fedavg": {seed: [0.5] for seed in range(3)}, "fedldf": found}}, claims=claims)
+    ruling = check(results.study.claims[0], results)
+    assert ruling.verdict == expected
+    assert ruling.claim == results.study.claims[0]
+
+
+def test_seeds_that_contradict_each_other_are_told_from_seeds_that_do_not_decide() -> None:
+    claims = [{**SMALL["claims"][0], "measure": "rounds", "relation": "lower", "cells": ["a"]}]
+    slow, fast, never = [0.1, 0.1, 0.99], [0.99], [0.1] * 3
+
+    def why(ours: list[list[float]], theirs: list[list[float]]) -> str:
+        found = {"a": {"fedavg": dict(enumerate(theirs)), "fedldf": dict(enumerate(ours))}}
+        results = results_of(found, claims=claims)
+        return _why(check(results.study.claims[0], results))
+
+    assert why([slow, fast], [fast, slow]) == "with seeds that contradict each other"
+    assert why([fast, fast], [slow, fast]) == "with seeds that do not decide"
+    assert why([fast, never, never], [slow, never, never]) == "with neither at the target in most seeds"
+    assert why([fast, fast], [slow, slow]) == "decided in its favour"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"series": "train.accuracy"}, r"measures\.final\.series = 'train\.accuracy': is not recorded"),
+        ({"kind": "at", "round": 9}, r"measures\.final\.round = 9: a run has 3 rounds"),
+        ({"kind": "rounds_to", "target": 60.0}, r"measures\.final\.target = 60\.0: .*did you mean 0\.6"),
+    ],
+    ids=str,
+)
+def test_what_a_run_will_not_record_is_said_before_it_runs(change: dict[str, Any], problem: str) -> None:
+    final = {**SMALL["measures"]["final"], **change}
+    with pytest.raises(RecipeError, match=problem):
+        Study.parse(small(measures={**SMALL["measures"], "final": final}))
 
 
 def test_rounds_that_were_not_run_are_not_compared() -> None:
@@ -462,7 +507,7 @@ def test_rounds_that_were_not_run_are_not_compared() -> None:
 def test_of_a_target_not_reached_only_the_last_round_is_known(
     claimed: Any, ours: float, theirs: float, expected: str
 ) -> None:
-    assert compare(claimed, [(until(ours, 300), until(theirs, 300))] * 3) == expected
+    assert outcome(claimed, [score(claimed, until(ours, 300), until(theirs, 300))] * 3) == expected
 
 
 def test_of_an_upload_not_reached_only_what_was_uploaded_is_known() -> None:
@@ -564,7 +609,7 @@ def test_whenever_the_target_would_have_been_reached_the_score_is_right(
     ids=str,
 )
 def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
-    findings = [Finding("a", "b", [1.0], [2.0], outcome) for outcome in outcomes]
+    findings = [Finding("a", "b", [1.0], [2.0], [1.0], found) for found in outcomes]
     assert Ruling(claim(), findings, missing).verdict == expected
 
 
@@ -580,13 +625,13 @@ def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
     ids=str,
 )
 def test_who_is_said_to_be_the_best_must_not_be_beaten(outcomes: list[Any], expected: str) -> None:
-    findings = [Finding("a", "b", [1.0], [2.0], outcome) for outcome in outcomes]
+    findings = [Finding("a", "b", [1.0], [2.0], [1.0], found) for found in outcomes]
     assert Ruling(claim(than=["b", "c"], best=True), findings, 2 - len(findings)).verdict == expected
 
 
 def test_questions_are_answered() -> None:
     def answer(*outcomes: Any, missing: int = 0) -> str:
-        findings = [Finding("a", "b", [1.0] * 3, [2.0] * 3, outcome) for outcome in outcomes]
+        findings = [Finding("a", "b", [1.0] * 3, [2.0] * 3, [1.0] * 3, found) for found in outcomes]
         return verdict(Ruling(claim(text="Under which readings is it so?"), findings, missing), mark="**")
 
     assert answer("holds", "holds") == "**all**"
@@ -686,7 +731,7 @@ def test_an_advantage_is_compared_between_cells() -> None:
     assert (found.cell, found.than, found.outcome) == ("a", "b", "holds")
     assert found.ours == pytest.approx([0.2, 0.1])
     assert found.theirs == pytest.approx([0.05, -0.1])
-    assert summary(study, ruling) == "+15.00, +20.00 points"
+    assert summary(study, ruling) == "fedldf − fedavg, minus that of larger steps: +15.00, +20.00 points"
     assert differences_table(results, ruling).rows[0][1] == "fedldf − fedavg, minus that of larger steps"
     assert study.in_cells(study.cells).claims == study.claims
     assert study.in_cells(study.cells[:1]).claims == []  # one of the two cells is no comparison
@@ -710,7 +755,7 @@ def test_an_arm_is_compared_with_itself_in_another_cell() -> None:
     (found,) = ruling.findings
     assert (found.cell, found.than, found.ours, found.theirs) == ("b", "a", [0.72, 0.695], [0.7, 0.7])
     assert ruling.verdict == "holds"
-    assert summary(results.study, ruling) == "+2.00, −0.50 points"
+    assert summary(results.study, ruling) == "fedldf, minus that of as it is: +2.00, −0.50 points"
     assert differences_table(results, ruling).rows[0][1] == "fedldf, minus that of as it is"
 
 
@@ -738,7 +783,13 @@ def test_tables_show_every_seed_below_five_and_an_interval_from_five_on() -> Non
     assert final.rows == [["as it is", "50.00", "50.00, 100.00", "25.00, 75.00"], ["larger steps", "–", "–", "–"]]
     assert rounds.rows[0] == ["as it is", ">3, 1", ">3, >3"]
     assert claims_table(few).rows == [
-        ["FedLDF is higher", "both", "−25.00, −25.00 points, 1 not run", "2", "does not hold (a hint: 2 seeds)"]
+        [
+            "FedLDF is higher",
+            "both",
+            "fedldf − fedavg: −25.00, −25.00 points; 1 of 2 comparisons not run",
+            "2",
+            "does not hold (a hint: 2 seeds)",
+        ]
     ]
     many = {seed: [0.1 * (seed + 1)] for seed in range(5)}
     five = results_of({"a": {"fedavg": many, "fedldf": many}, "b": {}})
@@ -1202,6 +1253,10 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(paper: str, tmp_pat
         (("adaptive-mu", "--quick", "--seeds", "0,0"), "--seeds = '0,0': names the same one twice"),
         (("adaptive-mu", "--quick", "--seeds", "3..2"), "--seeds = '3..2': names nothing to run"),
         (("adaptive-mu", "--page", "page.md"), "NAME = 'adaptive-mu': the page is that of all studies"),
+        (("adaptive-mu", "--seeds", "0", "--show"), "--seeds: without effect here, as this runs nothing"),
+        (("adaptive-mu", "--check", "--arms", "fedavg", "--figures", "x"), "--arms, --check: without effect here"),
+        (("--figures", "figures"), "results: nothing is stored there"),
+        (("--page", "page.md"), "results: no such directory"),
     ],
     ids=str,
 )

@@ -191,11 +191,11 @@ class Experiment(BaseModel):
         return "+".join(str(part) for part in (name, *axes) if part).replace(":", ".") or "fedavg"
 
 
-def check_accuracy_target(target: float) -> None:
+def check_accuracy_target(target: float, field: str = "evaluation.target") -> None:
     """An accuracy is a share: 95 is a slip for 0.95."""
     if not 0 < target <= 1:
         hint = f"; did you mean {target / 100:g}?" if 1 < target <= 100 else ""
-        raise RecipeError("evaluation.target", target, f"an accuracy lies in (0, 1]{hint}")
+        raise RecipeError(field, target, f"an accuracy lies in (0, 1]{hint}")
 
 
 def as_table(recipe: str | Path | Mapping[str, Any]) -> dict[str, Any]:

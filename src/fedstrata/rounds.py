@@ -463,6 +463,8 @@ def layer_figures(
         smoothed = weighting_state["smoothed_angle"][cohort.clients]
         figures["smoothed_angle"][rows] = smoothed.reshape(len(rows), -1).expand(-1, shape[1]).numpy()
     for at, reply in trained.items():
+        if at not in rows:  # it answered, and was asked for no layer
+            figures["weight"][at] = 0.0
         if reply.stiffness is not None:
             figures["mu"][at] = reply.stiffness.numpy()
         if reply.scores is not None:  # everyone's divergence is known, also of layers that were not chosen

@@ -91,6 +91,11 @@ def reproduce_command(
     Interrupted, the same command goes on where it was.
     """
     console = Console()
+    _refuse_without_effect(
+        "runs nothing",
+        list_all or show or page is not None or figures is not None,
+        {"--seeds": seeds, "--arms": arms, "--check": check or None, "--data": data, "--workers": cores},
+    )
     if list_all:
         console.print(_overview(results or _RESULTS))
         return
@@ -99,13 +104,18 @@ def reproduce_command(
     if name is None and figures is not None:
         from fedstrata.reproductions.study import load_study, studies
 
+        drawn = []
         for known in studies():
             each = load_study(known).quickened() if quick else load_study(known)
             folder, store = _places(each, quick, None, results)
-            _draw(console, each, store, figures, folder)
+            drawn += _draw(console, each, store, figures, folder)
+        if not drawn and page is None:
+            raise UserError(f"{results or _RESULTS}: nothing is stored there; give the command in the root of a clone")
     if page is not None:
         from fedstrata.reproductions.page import build
 
+        if not (results or _RESULTS).is_dir():
+            raise UserError(f"{results or _RESULTS}: no such directory; give the command in the root of a clone")
         page.parent.mkdir(parents=True, exist_ok=True)
         pictures = figures or page.parent / "figures"
         text = build(results or _RESULTS, pictures, Path(os.path.relpath(pictures, page.parent)).as_posix())
@@ -148,6 +158,13 @@ def reproduce_command(
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
     console.print(f"stored: {store / study.name}; run directories: {folder}", highlight=False, soft_wrap=True)
+
+
+def _refuse_without_effect(reason: str, applies: bool, options: dict[str, object]) -> None:
+    """An option that would change nothing is a misunderstanding."""
+    given = [name for name, value in options.items() if value is not None]
+    if applies and given:
+        raise UserError(f"{', '.join(given)}: without effect here, as this {reason}")
 
 
 def _places(study: Study, quick: bool, out: Path | None, results: Path | None) -> tuple[Path, Path]:
@@ -202,7 +219,7 @@ def _overview(results: Path) -> Table:
         found = Results.stored(study, results)
         stored = seeds_stored(found).removesuffix(" seeds") if any(found.all_seeds()) else "nothing"
         runs = str(len(plan(study, range(study.seeds), Path())))
-        table.add_row(name, escape(study.shows), runs, study.expected_time(cores), stored)
+        table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, study.expected_time(cores), stored)
     return table
 
 

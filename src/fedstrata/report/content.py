@@ -133,17 +133,16 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
 
 
 def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
-    """The algorithm; where that is not enough, with the recipe or the settings that differ, or the directory."""
-    names = [group[0].name for group in groups]
+    """The algorithm, on its recipe if there are several; if not enough, with settings that differ, or the directory."""
     tables = [_settings(group[0].run) for group in groups]
+    several = len({table["name"] for table in tables}) > 1
+    names = [f"{g[0].name} on {t['name']}" if several else g[0].name for g, t in zip(groups, tables, strict=True)]
     for name in [name for name, count in Counter(names).items() if count > 1]:
         same = [at for at, other in enumerate(names) if other == name]
         keys = dict.fromkeys(key for at in same for key in tables[at])
         told_apart = [key for key in keys if len({tables[at].get(key) for at in same}) > 1]
         for at in same:
-            if "name" in told_apart:
-                names[at] = f"{name} on {tables[at]['name']}"
-            elif len(told_apart) <= _MOST_TOLD:
+            if len(told_apart) <= _MOST_TOLD:
                 names[at] = ", ".join([name, *(f"{key} = {tables[at].get(key, '–')}" for key in told_apart)])
             else:
                 names[at] = f"{name} in {groups[at][0].run.path.name}"
@@ -334,7 +333,10 @@ def _figures(records: dict[int, dict[str, np.ndarray]], detail: Detail) -> dict[
     """Rounds × clients × layers, or rounds × SUMMARY × layers, of every figure."""
     shown = [records[round] for round in detail.rounds(len(records))]
     rows = _summarised if detail.summarised else np.asarray
-    packed = {name: pack(np.concatenate([rows(record[name]) for record in shown])) for name in FIGURES}
+    values = {name: np.concatenate([rows(record[name]) for record in shown]) for name in FIGURES}
+    if not np.nansum(np.abs(values["mu"])):
+        del values["mu"]  # nobody is held back
+    packed = {name: pack(block) for name, block in values.items()}
     return {
         "clients": None if detail.summarised else [record["clients"].tolist() for record in shown],
         **{name: block for name, block in packed.items() if block is not None},

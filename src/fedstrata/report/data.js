@@ -6,13 +6,13 @@ const report = JSON.parse(document.getElementById("data").textContent);
 // What a figure per client and layer is. `over` is what stands for all clients in the overview.
 const FIGURES = {
   angle: {
-    title: "angle", over: "median", show: (v) => `${digits((v * 180) / Math.PI)}°`, exact: (v) => `${digits(v, 5)} rad`,
+    title: "angle", over: "median", show: degrees, exact: (v) => `${digits(v, 5)} rad`, linear: true,
     about: "between a client's update of a layer and the mean update of all who sent it. Near 0° clients agree; " +
       "at 90° their updates have nothing in common.",
   },
   smoothed_angle: {
-    title: "smoothed angle", over: "median", show: (v) => `${digits((v * 180) / Math.PI)}°`,
-    exact: (v) => `${digits(v, 5)} rad`, about: "the running mean of the angle, from which weights are made.",
+    title: "smoothed angle", over: "median", show: degrees, exact: (v) => `${digits(v, 5)} rad`, linear: true,
+    about: "the running mean of the angle, from which weights are made.",
   },
   relative: {
     title: "relative divergence", over: "median", show: (v) => `${digits(v * 100)} %`,
@@ -39,6 +39,10 @@ const FIGURES = {
 
 function digits(value, count = 4) {
   return value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(count)));
+}
+
+function degrees(value) {
+  return `${digits((value * 180) / Math.PI, 5)}°`;
 }
 
 // A metric or a loss, as the command line writes it.

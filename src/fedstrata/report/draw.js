@@ -124,11 +124,11 @@ function colour(share) {
 
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 
-// From a value to its share of the scale; logarithmic where values span more than two powers of ten.
-function colourScale(grids) {
+// From a value to its share of the scale; logarithmic where values span more than two powers of ten, but for angles.
+function colourScale(grids, linear = false) {
   const known = grids.flatMap((grid) => grid.values.flat()).filter((value) => !Number.isNaN(value));
   const [low, high] = range(known);
-  const logarithmic = low > 0 && high / low > 100, place = logarithmic ? Math.log : (value) => value;
+  const logarithmic = !linear && low > 0 && high / low > 100, place = logarithmic ? Math.log : (value) => value;
   const span = place(high) - place(low);
   return { low, high, logarithmic, empty: known.length === 0, share: (value) => (span > 0 ? (place(value) - place(low)) / span : 0.5) };
 }

@@ -134,7 +134,7 @@ function layers() {
   function overviews() {
     const figure = FIGURES[chosen.figure];
     const shown = report.series.map((series, at) => ({ series, at, run: runOf(series) })).filter(({ run }) => hasFigure(run, chosen.figure));
-    const grids = shown.map(({ series, run }) => overview(series, run, chosen.figure)), scale = colourScale(grids);
+    const grids = shown.map(({ series, run }) => overview(series, run, chosen.figure)), scale = colourScale(grids, figure.linear);
     const over = figure.over === "max" ? "largest of all clients" : `${figure.over} over clients`;
     return make("div", {},
       make("p", {}, make("b", {}, figure.title), `: ${figure.about}`),
@@ -164,7 +164,7 @@ function layers() {
       choice("layer", series.layers.map((layer) => layer.name), chosen.layer, (at) => { chosen.layer = at; lower.renew(); }));
     const heading = make("h3", {}, report.summary ? "One layer: summary over clients, over rounds" : "One layer: clients over rounds");
     if (!hasFigure(run, chosen.figure)) return [heading, choices, make("p", {}, `${nameOf(series)} has no ${figure.title}.`)];
-    const layer = series.layers[chosen.layer], grid = oneLayer(series, run, chosen.figure, chosen.layer), scale = colourScale([grid]);
+    const layer = series.layers[chosen.layer], grid = oneLayer(series, run, chosen.figure, chosen.layer), scale = colourScale([grid], figure.linear);
     return [heading, choices, scaleLegend(scale, figure.show), heatmap({
       title: `${figure.title} in ${layer.name}, ${nameOf(series)}`, label: `${figure.title} in ${layer.name}: clients over rounds`, grid, scale, columnTitle: "round",
       describe: (row, column) => [make("b", {}, shownValue(grid.values[row][column])), ` ${grid.rows[row]}, round ${run.shown[column]}, ${layer.name}`],

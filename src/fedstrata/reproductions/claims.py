@@ -7,9 +7,9 @@ claim holds if all of its comparisons hold, in part if some do, is open if all o
 no evidence against it), and otherwise does not hold. One that says “the best of all” cannot hold in part: it does not
 hold as soon as one comparison fails, and is open as long as one is open or not run.
 
-A seed decides nothing if neither arm reached the target, or if accuracies differ by less than half an image of ten
-thousand. A seed without a number, as of rounds that were not run, does not count. Of a target that was not reached, all
-that is known is that it lies beyond what was run.
+An accuracy is higher than another one if it is so by a tenth of a point, and otherwise is not. A seed decides nothing
+if neither arm reached the target. A seed without a number, as of rounds that were not run, does not count. Of a target
+that was not reached, all that is known is that it lies beyond what was run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
 from fedstrata.reproductions.results import Results
 from fedstrata.reproductions.study import Claim
 
-RESOLUTION = 0.5e-4
-"""Of accuracies: smaller differences mean nothing."""
+RELEVANT = 1e-3
+"""Of accuracies: what is not higher by at least a tenth of a point, ten images of ten thousand, is no higher."""
 
 FEW_SEEDS = 3
 """With fewer, a verdict is only a hint."""
@@ -50,12 +50,20 @@ class Finding:
     than: str
     ours: list[float]
     theirs: list[float]
+    scores: list[float | None]
+    """By how much each seed favours the claim."""
     outcome: Outcome
 
     @property
     def seeds(self) -> int:
         """How many pairs there are."""
         return len(self.ours)
+
+    @property
+    def contradictory(self) -> bool:
+        """Whether some seeds decide one way and some the other."""
+        decided = [score for score in self.scores if score is not None]
+        return min(decided, default=0) < 0 < max(decided, default=0)
 
     @property
     def censored(self) -> int:
@@ -98,12 +106,17 @@ def check(claim: Claim, results: Results) -> Ruling:
     """Compare in every cell that the claim speaks of."""
     findings, missing = [], 0
     what = results.study.measures[claim.measure]
-    resolution = RESOLUTION if what.unit in ("%", "points") else 0.0
+    asks_for_the_sign = claim.value is None and claim.relation != "similar" and claim.margin == 0 and claim.factor == 1
+    if asks_for_the_sign and what.unit in ("%", "points"):
+        tested = claim.model_copy(update={"margin": RELEVANT})
+    else:
+        tested = claim
     for cell, than, ours, theirs in _comparisons(claim, results):
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a.value) or math.isnan(b.value))]
         if pairs:
-            outcome = compare(claim, pairs, resolution)
-            findings.append(Finding(cell, than, [a.value for a, _ in pairs], [b.value for _, b in pairs], outcome))
+            scores = [score(tested, a, b) for a, b in pairs]
+            values, others = [a.value for a, _ in pairs], [b.value for _, b in pairs]
+            findings.append(Finding(cell, than, values, others, scores, outcome(tested, scores)))
         else:
             missing += 1
     return Ruling(claim, findings, missing)
@@ -154,13 +167,13 @@ def _best(claim: Claim, found: Sequence[Known]) -> Known:
     return Known(*(choose(numbers) for numbers in zip(*map(astuple, found), strict=True)))
 
 
-def compare(claim: Claim, pairs: Sequence[tuple[Known, Known]], resolution: float = 0.0) -> Outcome:
+def outcome(claim: Claim, scores: Sequence[float | None]) -> Outcome:
     """What became of one comparison."""
     plain = claim.relation != "similar" and claim.factor == 1 and claim.margin == 0
-    return decide([score(claim, a, b, resolution if plain else 0.0) for a, b in pairs], at_least=not plain)
+    return decide(scores, at_least=not plain)
 
 
-def score(claim: Claim, ours: Known, theirs: Known, resolution: float = 0.0) -> float | None:
+def score(claim: Claim, ours: Known, theirs: Known) -> float | None:
     """By how much a seed favours the claim, or None where it does not decide, as both outcomes are possible."""
 
     def favour(difference: float) -> float:
@@ -173,7 +186,7 @@ def score(claim: Claim, ours: Known, theirs: Known, resolution: float = 0.0) -> 
     difference = ours.value - claim.factor * theirs.value
     least, most = ours.low - claim.factor * theirs.high, ours.high - claim.factor * theirs.low
     possible = [favour(least), favour(most), favour(min(max(0.0, least), most))]  # the last: as similar as can be
-    if abs(difference) < resolution or min(possible) < 0 < max(possible):
+    if min(possible) < 0 < max(possible):
         return None
     return favour(difference)
 

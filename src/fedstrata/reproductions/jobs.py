@@ -104,12 +104,12 @@ def _receive(pipe: Any, run: StudyRun, process: Any) -> Event:
 def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
     """A child's life: one run. Being asked to stop is like Ctrl-C: whole rounds are stored first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us, too; the parent will ask us
-    signal.signal(signal.SIGTERM, _stop_once)
-    _end_with_parent()
-    torch.set_num_threads(1)
-    engine = run.job.experiment.engine.model_copy(update={"workers": workers})
-    job = replace(run.job, experiment=run.job.experiment.model_copy(update={"engine": engine}))
     try:
+        signal.signal(signal.SIGTERM, _stop_once)
+        _end_with_parent()
+        torch.set_num_threads(1)
+        engine = run.job.experiment.engine.model_copy(update={"workers": workers})
+        job = replace(run.job, experiment=run.job.experiment.model_copy(update={"engine": engine}))
         for line in run_cell(job, data):
             pipe.send(("round", {key: line[key] for key in ("round", "metrics", "seconds", "upload_total")}))
         pipe.send(("finished", ""))

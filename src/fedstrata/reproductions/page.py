@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import FEW_SEEDS, Ruling, check
+from fedstrata.reproductions.claims import FEW_SEEDS, Ruling, Verdict, check
 from fedstrata.reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary, verdict
 from fedstrata.reproductions.results import Results, made_on
-from fedstrata.reproductions.study import Study, load_study, studies
+from fedstrata.reproductions.study import Claim, Study, load_study, studies
 
 _INTRODUCTION = """\
 # Reproductions
@@ -35,15 +35,25 @@ At equal upload, errors are interpolated between evaluations.
 
 In one cell a comparison *holds* if every seed favours it, from five seeds on if the interval of the paired differences
 (where it says “within”, of how far they stay within) does; it *fails* if the same is true of the opposite, and is
-*open* otherwise. A seed favours neither side if neither arm reached the target; if only one did, and it depends on how
-much longer the other would have needed; or, where nothing but the sign is asked, if accuracies differ by less than half
-an image of ten thousand. A claim *holds* if all of its comparisons hold, *in part* if some do or if others are not run
+*open* otherwise. Where nothing but “higher” or “lower” is said of accuracies, a tenth of a point (ten images of ten
+thousand) is the least that counts: two that are equal but for that are not evidence for the claim. A seed favours
+neither side if neither arm reached the target, or if only one did, and it depends on how much longer the other would
+have needed. A claim *holds* if all of its comparisons hold, *in part* if some do or if others are not run
 yet, is *open* if all are open (which is no evidence against it), and *does not hold* otherwise. One that says “the best
 of all” cannot hold in part: it does not hold as soon as one comparison fails, and is open until all are decided.
 *Not tested* means that nothing is stored that could be compared.
 The same verdicts on a question of ours read *all*, *some* or *none* of the readings or settings that it asks about.
 From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
 “5 of 10 seeds” says that a study was planned with ten and five are stored so far.
+"""
+
+
+_MADE_WITH = """\
+## Made with
+
+On the same processor and torch a run gives the same digits again. Another processor adds numbers up in another order,
+and after some rounds even an accuracy may be another one; `fedstrata reproduce NAME --check` shows by how much.
+
 """
 
 
@@ -54,13 +64,14 @@ def build(results: Path, figures: Path, link: str = "figures") -> str:
     known.sort(key=lambda study: (papers.index(study.paper), study.name))
     found = [Results.stored(study, results) for study in known]
     findings = _findings(results / "findings.toml")
-    parts = [_INTRODUCTION.format(state=_state(found)), "## All claims\n", _markdown(_all_claims(found))]
+    parts = [_INTRODUCTION.format(state=_state(found)), "## In short\n", _markdown(_counts(found, papers))]
+    parts += ["## All claims\n", _markdown(_all_claims(found))]
     for paper in papers:
         parts += [f"## {paper}\n", *([f"{findings[paper]}\n"] if paper in findings else [])]
         parts += [_section(one, figures, link) for one in found if one.study.paper == paper]
     machines = made_on(known, results)
     if machines:
-        parts.append("## Made with\n\n" + "\n".join(f"- {machine}" for machine in machines) + "\n")
+        parts.append(_MADE_WITH + "\n".join(f"- {machine}" for machine in machines) + "\n")
     return "\n".join(parts)
 
 
@@ -90,6 +101,21 @@ def _order(paper: str) -> tuple[int, str]:
     return (_PAPERS.index(paper) if paper in _PAPERS else len(_PAPERS), paper)
 
 
+_VERDICTS: list[Verdict] = ["holds", "holds in part", "open", "does not hold", "not tested"]
+
+
+def _counts(found: list[Results], papers: list[str]) -> TextTable:
+    """How the claims of each paper came out; questions of ours, which have no verdict, apart."""
+    rows = []
+    for paper in papers:
+        studies_of = [results for results in found if results.study.paper == paper]
+        asked = [(claim, results) for results in studies_of for claim in results.study.claims]
+        verdicts = [check(claim, results).verdict for claim, results in asked if not claim.is_question]
+        counts = [str(verdicts.count(verdict)) for verdict in _VERDICTS]
+        rows.append([f"[{paper}](#{_anchor(paper)})", *counts, str(len(asked) - len(verdicts))])
+    return TextTable("", ["paper", *_VERDICTS, "questions of ours"], rows)
+
+
 def _all_claims(found: list[Results]) -> TextTable:
     rows = []
     for results in found:
@@ -98,7 +124,7 @@ def _all_claims(found: list[Results]) -> TextTable:
             ruling = check(claim, results)
             measured, word = summary(study, ruling), verdict(ruling, mark="**")
             row = [study.paper, claim.text, claim.paper, measured, seeds_of(ruling), word, _why(ruling)]
-            rows.append([*row, f"[{study.name}](#{_anchor(study)})"])
+            rows.append([*row, f"[{study.name}](#{_anchor(study.name)})"])
     return TextTable("", ["paper", "claim", "reported", "measured", "seeds", "verdict", "why", "study"], rows)
 
 
@@ -110,17 +136,20 @@ def _why(ruling: Ruling) -> str:
         return ruling.claim.why
     undecided = [finding for finding in ruling.findings if finding.outcome == "open"]
     missed = sum(2 * finding.censored > finding.seeds for finding in undecided)
+    split = sum(2 * finding.censored <= finding.seeds and finding.contradictory for finding in undecided)
     counts = {
         "decided in its favour": ruling.count("holds"),
         "decided against it": ruling.count("fails"),
-        "with seeds that do not decide": len(undecided) - missed,
+        "with seeds that contradict each other": split,
+        "with seeds that do not decide": len(undecided) - missed - split,
         "with neither at the target in most seeds": missed,
     }
     return ", ".join(text if len(ruling.findings) == 1 else f"{n} {text}" for text, n in counts.items() if n)
 
 
-def _anchor(study: Study) -> str:
-    return study.name.replace(".", "")
+def _anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return heading.lower().replace(".", "").replace(" ", "-")
 
 
 def _section(results: Results, figures: Path, link: str) -> str:
@@ -142,9 +171,9 @@ def _section(results: Results, figures: Path, link: str) -> str:
         ruling = check(claim, results)
         if len(ruling.findings) > 1:
             table = differences_table(results, ruling)
-            lines.append(f"{_before(table.title)} {verdict(ruling)}.\n\n{_markdown(table)}")
+            lines.append(f"{_before(claim)} {verdict(ruling)}.\n\n{_markdown(table)}")
         else:
-            lines.append(f"{_before(claim.text)} {verdict(ruling)}; {summary(study, ruling)}.\n")
+            lines.append(f"{_before(claim)} {verdict(ruling)}; {summary(study, ruling)}.\n")
     lines += [f"- {note}" for note in (*results.sources, *results.notes)]
     return "\n".join(lines) + "\n"
 
@@ -176,9 +205,9 @@ def _written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _before(text: str) -> str:
+def _before(claim: Claim) -> str:
     """A claim or a question, and then its verdict."""
-    return text if text.endswith("?") else f"{text}:"
+    return claim.text if claim.is_question else f"{claim.text}:"
 
 
 def _markdown(table: TextTable) -> str:

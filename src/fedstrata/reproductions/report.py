@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedstrata.compare import estimate, paired_differences, written_differences
 from fedstrata.reproductions.claims import Finding, Outcome, Ruling, check
 from fedstrata.reproductions.results import Results
-from fedstrata.reproductions.study import Measure, Study, StudyCell
+from fedstrata.reproductions.study import Claim, Measure, Study, StudyCell
 from fedstrata.wording import size
 
 
@@ -70,13 +70,23 @@ def differences_table(results: Results, ruling: Ruling) -> TextTable:
     titles = {cell.name: cell.title for cell in study.cells}
     rows = []
     for found in ruling.findings:
-        other = claim.over if claim.than_cells else None if claim.value is not None else found.than
-        pair = claim.arm if other is None else f"{claim.arm} − {other}"
-        if claim.than_cells:
-            pair += f", minus that of {titles[found.than]}"
+        pair = _pair(study, claim, found)
         numbers = difference(study, ruling, found) + _unit_of_difference(study, ruling)
         rows.append([titles[found.cell], pair, str(found.seeds), numbers, found.outcome])
     return TextTable(claim.text, ["cell", "pair", "seeds", study.measures[claim.measure].title, "outcome"], rows)
+
+
+def _pair(study: Study, claim: Claim, finding: Finding) -> str:
+    """What was subtracted from what."""
+    if claim.value is not None:
+        return claim.arm
+    if claim.than_measure is not None and claim.than == [claim.arm]:
+        return f"{study.measures[claim.measure].title} − {study.measures[claim.than_measure].title}"
+    if not claim.than_cells:
+        return f"{claim.arm} − {finding.than}"
+    titles = {cell.name: cell.title for cell in study.cells}
+    ours = claim.arm if claim.over is None else f"{claim.arm} − {claim.over}"
+    return f"{ours}, minus that of {titles[finding.than]}"
 
 
 def claims_table(results: Results) -> TextTable:
@@ -92,7 +102,7 @@ _ANSWERS = {"holds": "all", "holds in part": "some", "does not hold": "none"}
 
 def verdict(ruling: Ruling, mark: str = "") -> str:
     """A claim's verdict, or a question's answer, between marks, and whether it is more than a hint."""
-    asked = ruling.claim.text.endswith("?")
+    asked = ruling.claim.is_question
     word: str = _ANSWERS.get(ruling.verdict, ruling.verdict) if asked else ruling.verdict
     word += " so far" if asked and ruling.findings and ruling.missing else ""
     return f"{mark}{word}{mark}" + (f" (a hint: {_many(ruling)})" if ruling.hint else "")
@@ -113,9 +123,14 @@ def summary(study: Study, ruling: Ruling) -> str:
     """How a claim came out, in a line: the numbers where there is one comparison, else how often and where it held."""
     if not ruling.findings:
         return "–"
-    not_run = f", {ruling.missing} not run" if ruling.missing else ""
+    planned = len(ruling.findings) + ruling.missing
+    not_run = f"; {ruling.missing} of {planned} comparisons not run" if ruling.missing else ""
     if len(ruling.findings) == 1:
-        return difference(study, ruling, ruling.findings[0]) + _unit_of_difference(study, ruling) + not_run
+        (found,) = ruling.findings
+        numbers_of = difference(study, ruling, found) + _unit_of_difference(study, ruling)
+        return (
+            numbers_of if ruling.claim.value is not None else f"{_pair(study, ruling.claim, found)}: {numbers_of}"
+        ) + not_run
     count, most = len(ruling.findings), max(ruling.count(outcome) for outcome, _, _ in _OUTCOMES)
     parts, rest = [], ""
     for outcome, one, many in _OUTCOMES:

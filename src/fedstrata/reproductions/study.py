@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedstrata.checks import require
 from fedstrata.compare import Cell
-from fedstrata.experiment import Experiment, explain, load
+from fedstrata.errors import RecipeError
+from fedstrata.experiment import Experiment, check_accuracy_target, explain, load
 from fedstrata.library import STUDIES
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -127,6 +128,11 @@ class Claim(BaseModel):
     margin: float = Field(0.0, description="lower or higher by at least this, which may be below 0; similar within it")
     cells: list[str] | None = Field(None, description="where it is said; everywhere if not given")
     why: str = Field("", description="our explanation of what was found")
+
+    @property
+    def is_question(self) -> bool:
+        """Whether it is a question of ours, which is answered and not judged."""
+        return self.text.endswith("?")
 
     @field_validator("than", mode="before")
     @classmethod
@@ -261,8 +267,29 @@ class Study(BaseModel):
             raise explain(error, cls) from None
         for cell in study.cells:
             for arm in study.arms:
-                study.experiment(cell, arm, 0)
+                study._check_measures(study.experiment(cell, arm, 0))
         return study
+
+    def _check_measures(self, experiment: Experiment) -> None:
+        """What a run will not record is known before it runs."""
+        rounds = experiment.training.rounds
+        recorded = [f"{place}.{what}" for place in experiment.evaluation.on for what in ("loss", "accuracy", "error")]
+        own_metric = experiment.task.function is not None
+        for name, what in self.measures.items():
+            if what.round is not None and what.round > rounds:
+                raise RecipeError(f"measures.{name}.round", what.round, f"a run has {rounds} rounds")
+            if what.target is not None and what.names[0].endswith((".accuracy", ".error")):
+                check_accuracy_target(what.target, f"measures.{name}.target")
+            if what.kind in ("rounds_to", "upload_to") and what.target is None and experiment.evaluation.target is None:
+                raise RecipeError(f"measures.{name}.target", None, f"{what.kind} needs one, and the recipe has none")
+            for series in what.names if what.kind != "upload" and not own_metric else []:
+                if series not in recorded and series.partition(".")[0] not in (
+                    "angle",
+                    "gradient_divergence",
+                    "upload",
+                ):
+                    problem = f"is not recorded; evaluation.on = {experiment.evaluation.on} gives {', '.join(recorded)}"
+                    raise RecipeError(f"measures.{name}.series", series, problem)
 
     def experiment(self, cell: StudyCell, arm: str, seed: int) -> Experiment:
         """What one run does."""

@@ -31,7 +31,7 @@ def write_all(results: Results, folder: Path, runs: Path, every_layer: bool = Fa
     `every_layer` draws the layers of all arms, not only of those that the study chose.
     """
     study, written = results.study, []
-    for picture in pictures(results):
+    for picture in filter(lambda picture: picture.compares, pictures(results)):
         written.append(_write(draw(picture), folder / study.name / picture.name, picture.digest()))
     chosen = {(plot.layers.cell, plot.layers.arm): plot.name for plot in study.plots if plot.layers}
     for cell in study.cells:
@@ -41,7 +41,7 @@ def write_all(results: Results, folder: Path, runs: Path, every_layer: bool = Fa
             if stem and run:
                 where = f"{study.name} ({study.paper}, {study.shows}), {cell.title}"
                 title = f"{arm}: every layer over rounds and clients\n{where}: seed {run.experiment.seed}"
-                written.append(_write(draw_layers(layer_maps(run, title)), folder / study.name / stem, colours=256))
+                written.append(_write(draw_layers(layer_maps(run, title)), folder / study.name / stem))
     return written
 
 
@@ -53,7 +53,7 @@ def _recorded(folder: Path) -> Run | None:
     return None
 
 
-def _write(figure: Figure, path: Path, digest: str = "", colours: int = 64) -> Path:
+def _write(figure: Figure, path: Path, digest: str = "") -> Path:
     """As PNG, SVG and PDF; the PNG's path."""
     from PIL import Image, PngImagePlugin
 
@@ -65,8 +65,9 @@ def _write(figure: Figure, path: Path, digest: str = "", colours: int = 64) -> P
         figure.savefig(pixels, format="png")
     told = PngImagePlugin.PngInfo()
     told.add_text(_DIGEST, digest)
-    # A palette is enough for lines and text, and a third of the size.
-    Image.open(pixels).convert("RGB").quantize(colours).save(f"{path}.png", optimize=True, pnginfo=told)
+    # A palette is a third of the size. Chosen by distance, not by how many pixels a colour has: lines are thin.
+    shown = Image.open(pixels).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE)
+    shown.save(f"{path}.png", optimize=True, pnginfo=told)
     return path.with_name(f"{path.name}.png")
 
 

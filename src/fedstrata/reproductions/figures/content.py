@@ -85,6 +85,13 @@ class Picture:
     """All arms of the study: one looks the same in each of its pictures, whatever else is on it."""
     ticks: list[str] = field(default_factory=list)
 
+    @property
+    def compares(self) -> bool:
+        """Whether there is as yet something to compare with, where arms are to be compared."""
+        labels = {curve.label for panel in self.panels for curve in panel.curves}
+        labels |= {dots.label for panel in self.panels for dots in panel.dots}
+        return self.kind == "clients" or len(self.arms) == 1 or len(labels) > 1
+
     def digest(self) -> str:
         """What tells one picture from another."""
         text = json.dumps(asdict(self), sort_keys=True, ensure_ascii=True)

@@ -50,11 +50,17 @@ NOTHING = "#d8d8d8"
 
 
 def styles(arms: Sequence[str]) -> dict[str, tuple[str, Any, str]]:
-    """A colour, dashes and a marker for each arm; more arms than there are begin again."""
+    """A colour, dashes and a marker for each arm. With more arms than colours, dashes and marker tell them apart."""
     found = {arm: PALETTE[_OWN.index(arm)] for arm in arms if arm in _OWN}
-    left = [style for style in PALETTE if style not in found.values()] or PALETTE
-    others = [arm for arm in arms if arm not in found]
-    return found | {arm: left[at % len(left)] for at, arm in enumerate(others)}
+    kinds_of_fedavg = [arm for arm in arms if arm.startswith("fedavg") and "fedavg" not in found]
+    found |= dict.fromkeys(kinds_of_fedavg[:1], PALETTE[0])  # nobody else looks like FedAvg
+    others = PALETTE[1:]
+    left = [style for style in others if style not in found.values()]
+    for shift in range(1, len(others)):
+        left += [(colour, others[at - shift][1], others[at - shift][2]) for at, (colour, _, _) in enumerate(others)]
+    unknown = [arm for arm in arms if arm not in found]
+    found |= {arm: left[at % len(left)] for at, arm in enumerate(unknown)}
+    return found
 
 
 def library() -> Any:
