@@ -9,6 +9,8 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -1069,6 +1071,16 @@ def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_p
     one, two = (Results.stored(load_study(file), tmp_path / "results") for file in files)
     assert two.runs["a"]["fedavg"][0] == one.runs["a"]["fedavg"][0]
     assert one.seeds("a", "fedavg", "fedldf") == two.seeds("a", "fedavg", "fedldf") == [0, 1]  # either lends
+
+
+def test_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    """All runs fail at once, each in its own process, and are asked to stop while they do."""
+    command = [sys.executable, "-m", "fedstrata", "reproduce", "adaptive-mu", "--quick", "--data", "nowhere"]
+    for _ in range(3):
+        answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert answer.returncode == 2
+        assert answer.stderr.startswith("error: mnist is not in nowhere/mnist")
+        assert len(answer.stderr.splitlines()) == 1
 
 
 def test_a_client_that_cannot_compute_is_a_mishap_and_no_result(

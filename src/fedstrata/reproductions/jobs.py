@@ -83,7 +83,11 @@ def run_all(runs: Sequence[StudyRun], data: Path | None = None, cores: int | Non
 def _start(run: StudyRun, data: Path | None, workers: int) -> tuple[Connection, Any, StudyRun]:
     ours, theirs = mp.Pipe(duplex=False)
     process = mp.get_context("fork").Process(target=_work, args=(run, data, workers, theirs))
-    process.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_STOP)  # until the child can answer in its own way
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return ours, process, run
 
@@ -103,13 +107,23 @@ def _receive(pipe: Any, run: StudyRun, process: Any) -> Event:
 
 def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
     """A child's life: one run. Being asked to stop is like Ctrl-C: whole rounds are stored first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us, too; the parent will ask us
     try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us, too; the parent will ask us
         signal.signal(signal.SIGTERM, _stop_once)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED_TO_STOP)
         _end_with_parent()
         torch.set_num_threads(1)
-        engine = run.job.experiment.engine.model_copy(update={"workers": workers})
-        job = replace(run.job, experiment=run.job.experiment.model_copy(update={"engine": engine}))
+        _tell(run, data, workers, pipe)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(130)
+    os._exit(0)  # what the parent had not yet printed is not ours to print
+
+
+def _tell(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
+    """Run it, and say how it goes."""
+    engine = run.job.experiment.engine.model_copy(update={"workers": workers})
+    job = replace(run.job, experiment=run.job.experiment.model_copy(update={"engine": engine}))
+    try:
         for line in run_cell(job, data):
             pipe.send(("round", {key: line[key] for key in ("round", "metrics", "seconds", "upload_total")}))
         pipe.send(("finished", ""))
@@ -117,9 +131,6 @@ def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> N
         pipe.send(("failed" if error.diverged else "error", str(error)))
     except FedstrataError as error:
         pipe.send(("error", str(error)))
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)
-    os._exit(0)  # what the parent had not yet printed is not ours to print
 
 
 def _stop_once(*_: object) -> None:
@@ -135,3 +146,5 @@ def _end_with_parent() -> None:
 
 
 _PR_SET_PDEATHSIG = 1
+
+_ASKED_TO_STOP = {signal.SIGINT, signal.SIGTERM}
