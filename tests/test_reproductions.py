@@ -1219,20 +1219,21 @@ def test_stored_results_belong_to_studies_as_they_are() -> None:
         assert not [note for note in notes if "left out" in note]
 
 
-CHECKED = {  # the cheapest cell of each paper: study, cell, arm, rounds
-    "FedAdp": ("fedadp-figure3", "mnist-5iid-5x1", "fedadp", 5),
-    "FedLayerWise": ("fedlayerwise-table1", "5iid-5", "fedlayerwise", 1),
-    "FedLDF": ("fedldf-reduced", "iid", "fedldf", 5),
-    "Adaptive μ": ("adaptive-mu", "holders", "adaptive_mu", 3),
-    "FedLap": ("fedlap-mnist", "most", "fedlap", 2),
+CHECKED = {  # the cheapest cell of each paper: study, cell, arm, rounds; and by how much rounding may move an accuracy
+    "FedAdp": ("fedadp-figure3", "mnist-5iid-5x1", "fedadp", 5, 0.01),
+    "FedLayerWise": ("fedlayerwise-table1", "5iid-5", "fedlayerwise", 1, 0.01),
+    # With BatchNorm, so early: weights changed by a millionth give 0.22 to 0.27 on one processor, another one has 0.32.
+    "FedLDF": ("fedldf-reduced", "iid", "fedldf", 5, 0.15),
+    "Adaptive μ": ("adaptive-mu", "holders", "adaptive_mu", 3, 0.01),
+    "FedLap": ("fedlap-mnist", "most", "fedlap", 2, 0.01),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", CHECKED)
 def test_a_cell_of_each_paper_gives_the_stored_numbers_again(paper: str, tmp_path: Path) -> None:
-    """Exactly on the same processor and torch; elsewhere within the range of the stored seeds, a point wider."""
-    name, cell, arm, rounds = CHECKED[paper]
+    """Exactly on the same processor and torch; elsewhere the bytes, and accuracies near those of the stored seeds."""
+    name, cell, arm, rounds, tolerance = CHECKED[paper]
     study = load_study(name)
     assert study.paper == paper
     path = ROOT / "results" / name / f"{cell}.json"
@@ -1254,7 +1255,8 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(paper: str, tmp_pat
             assert values == known["series"][name_of][:rounds], name_of
     else:
         at = [run["series"]["test.accuracy"][rounds - 1] for run in stored.values()]
-        assert min(at) - 0.01 <= again["test.accuracy"][rounds - 1] <= max(at) + 0.01
+        assert again["upload"] == known["series"]["upload"][:rounds]
+        assert min(at) - tolerance <= again["test.accuracy"][rounds - 1] <= max(at) + tolerance
 
 
 @pytest.mark.parametrize(
