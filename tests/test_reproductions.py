@@ -149,6 +149,13 @@ def test_settings_are_laid_over_each_other_in_order() -> None:
     assert quick.name == "small-quick"
 
 
+def test_an_unknown_key_is_named_before_the_missing_one_that_it_stands_for() -> None:
+    table = small(sedes=2)
+    del table["seeds"]
+    with pytest.raises(RecipeError, match=r"^sedes = 2: unknown key; did you mean seeds\?"):
+        Study.parse(table)
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -189,6 +196,7 @@ def test_settings_are_laid_over_each_other_in_order() -> None:
             "similar has no best",
         ),
         ({"claims": [{**SMALL["claims"][0], "measure": "lowest"}]}, "lowest"),
+        ({"claims": [{**SMALL["claims"][0], "than": ["nobody"]}]}, "claims.than = 'nobody'"),
         ({"measures": {**SMALL["measures"], "x": {"title": "x", "kind": "at"}}}, "round"),
         ({"quick": {"rounds": 2, "cells": ["c"]}}, "quick.cells"),
     ],

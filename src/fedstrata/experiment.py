@@ -278,8 +278,8 @@ def set_key(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
-    """The first problem of a validation, in one line."""
-    problem = error.errors()[0]
+    """The first problem of a validation, in one line; an unknown key before the missing one that it may stand for."""
+    problem = min(error.errors(), key=lambda found: found["type"] == "missing")
     where = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, BadValue):

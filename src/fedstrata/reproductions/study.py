@@ -233,7 +233,9 @@ class Study(BaseModel):
         require(len(set(names)) == len(names), "cells", names, "two have the same name")
         for claim in self.claims:
             self._known("claims.measure", [claim.measure, *filter(None, [claim.than_measure])], self.measures)
-            self._known("claims.arm", [claim.arm, *claim.than, *filter(None, [claim.over])], self.arms)
+            self._known("claims.arm", [claim.arm], self.arms)
+            self._known("claims.than", claim.than, self.arms)
+            self._known("claims.over", filter(None, [claim.over]), self.arms)
             self._known("claims.cells", [*(claim.cells or []), *claim.than_cells, *claim.than_cells.values()], names)
         for cell in self.cells:
             self._known(f"cells.{cell.name}.reported", cell.reported, self.measures)
