@@ -970,18 +970,23 @@ def test_a_finished_run_that_contradicts_what_is_stored_is_refused(cli: Any, tmp
     assert json.loads(path.read_text()) == content  # nothing was overwritten
 
 
-def test_what_is_stored_can_be_checked_by_running_it_again(cli: Any, tmp_path: Path) -> None:
+def test_what_is_stored_can_be_checked_by_running_it_again(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     file, path = tmp_path / "small.toml", tmp_path / "results" / "small" / "a.json"
     file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
-    places = ("--out", tmp_path / "out", "--results", tmp_path / "results")
-    assert "nothing is stored of these runs" in cli("reproduce", file, "--check", *places).err
-    assert cli("reproduce", file, "--seeds", "0", *places).code == 0
+    assert "nothing is stored of these runs" in cli("reproduce", file, "--check").err
+    assert "--out: makes no sense here" in cli("reproduce", file, "--check", "--out", "mine").err
+    assert cli("reproduce", file, "--seeds", "0").code == 0
     content = json.loads(path.read_text())
 
     def check(*options: str) -> Any:
         before = path.read_text()
-        answer = cli("reproduce", file, "--check", *options, "--out", tmp_path / "check", *places[2:])
+        answer = cli("reproduce", file, "--check", *options)
         assert path.read_text() == before  # it only looks
+        assert (tmp_path / "reproductions" / "small" / "a" / "fedavg" / "seed-0").exists()
+        assert (tmp_path / "reproductions" / "small-check").exists() == (answer.code != 0)
         return answer
 
     found = check()
@@ -997,6 +1002,7 @@ def test_what_is_stored_can_be_checked_by_running_it_again(cli: Any, tmp_path: P
     assert found.code == 1
     assert "others from round 2 on" in found.out
     assert "Stored with this processor and torch, and yet different: a/fedavg/seed-0." in found.out
+    shutil.rmtree(tmp_path / "reproductions" / "small-check")
     # Another machine may have other digits.
     run["made"]["processor"] = "abacus"
     path.write_text(json.dumps(content))
@@ -1275,8 +1281,8 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(paper: str, tmp_pat
         (("adaptive-mu", "--quick", "--seeds", "0,0"), "--seeds = '0,0': names the same one twice"),
         (("adaptive-mu", "--quick", "--seeds", "3..2"), "--seeds = '3..2': names nothing to run"),
         (("adaptive-mu", "--page", "page.md"), "NAME = 'adaptive-mu': the page is that of all studies"),
-        (("adaptive-mu", "--seeds", "0", "--show"), "--seeds: without effect here, as this runs nothing"),
-        (("adaptive-mu", "--check", "--arms", "fedavg", "--figures", "x"), "--arms, --check: without effect here"),
+        (("adaptive-mu", "--seeds", "0", "--show"), "--seeds: makes no sense here; this runs nothing"),
+        (("adaptive-mu", "--check", "--arms", "fedavg", "--figures", "x"), "--arms, --check: makes no sense here"),
         (("--figures", "figures"), "results: nothing is stored there"),
         (("--page", "page.md"), "results: no such directory"),
     ],

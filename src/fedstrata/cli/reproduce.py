@@ -91,11 +91,10 @@ def reproduce_command(
     Interrupted, the same command goes on where it was.
     """
     console = Console()
-    _refuse_without_effect(
-        "runs nothing",
-        list_all or show or page is not None or figures is not None,
-        {"--seeds": seeds, "--arms": arms, "--check": check or None, "--data": data, "--workers": cores},
-    )
+    if list_all or show or page is not None or figures is not None:
+        _refuse("this runs nothing", {"--seeds": seeds, "--arms": arms, "--check": check or None, "--workers": cores})
+    if check:
+        _refuse("the runs of a check are removed when it ends", {"--out": out})
     if list_all:
         console.print(_overview(results or _RESULTS))
         return
@@ -140,7 +139,7 @@ def reproduce_command(
         return
     chosen = parse_seeds(seeds) if seeds is not None else list(range(1 if check else study.seeds))
     if check:
-        folder = out or Path("reproductions") / f"{study.name}-check"
+        folder = Path("reproductions") / f"{study.name}-check"
     runs = [run for run in plan(study, chosen, folder) if run.arm in chosen_arms]
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
@@ -148,7 +147,7 @@ def reproduce_command(
     try:
         with locked(folder):
             if check:
-                _check(console, study, runs, store, data, cores)
+                _check(console, study, runs, folder, store, data, cores)
                 return
             _run(console, study, runs, store, data, cores)
     except KeyboardInterrupt:
@@ -160,11 +159,11 @@ def reproduce_command(
     console.print(f"stored: {store / study.name}; run directories: {folder}", highlight=False, soft_wrap=True)
 
 
-def _refuse_without_effect(reason: str, applies: bool, options: dict[str, object]) -> None:
-    """An option that would change nothing is a misunderstanding."""
+def _refuse(reason: str, options: dict[str, object]) -> None:
+    """An option that makes no sense here is a misunderstanding."""
     given = [name for name, value in options.items() if value is not None]
-    if applies and given:
-        raise UserError(f"{', '.join(given)}: without effect here, as this {reason}")
+    if given:
+        raise UserError(f"{', '.join(given)}: makes no sense here; {reason}")
 
 
 def _places(study: Study, quick: bool, out: Path | None, results: Path | None) -> tuple[Path, Path]:
@@ -201,7 +200,7 @@ def _overview(results: Path) -> Table:
     from fedstrata.engines.local import available_workers
     from fedstrata.reproductions.report import seeds_stored
     from fedstrata.reproductions.results import Results
-    from fedstrata.reproductions.study import load_study, plan, studies
+    from fedstrata.reproductions.study import load_study, studies
 
     cores = available_workers()
     table = Table(
@@ -218,7 +217,7 @@ def _overview(results: Path) -> Table:
         study = load_study(name)
         found = Results.stored(study, results)
         stored = seeds_stored(found).removesuffix(" seeds") if any(found.all_seeds()) else "nothing"
-        runs = str(len(plan(study, range(study.seeds), Path())))
+        runs = str(sum(study.runs(cell) for cell in study.cells))
         table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, study.expected_time(cores), stored)
     return table
 
@@ -295,7 +294,13 @@ def _run(
 
 
 def _check(
-    console: Console, study: Study, runs: list[StudyRun], results: Path, data: Path | None, cores: int | None
+    console: Console,
+    study: Study,
+    runs: list[StudyRun],
+    folder: Path,
+    results: Path,
+    data: Path | None,
+    cores: int | None,
 ) -> None:
     """Run again what is stored, and say what came out otherwise; the stored results stay as they are."""
     from fedstrata.reproductions.jobs import is_finished, run_all
@@ -314,10 +319,10 @@ def _check(
     repeats = Repeats.of(stored, runs, failed)
     _print(console, repeats.table())
     console.print(repeats.conclusion(), highlight=False, soft_wrap=True)
-    for run in runs:  # the next check must not find them
-        shutil.rmtree(run.job.path)
     if repeats.contradictions():
+        console.print(f"their run directories are in {folder}; remove it before the next check", soft_wrap=True)
         raise typer.Exit(1)
+    shutil.rmtree(folder)  # the next check must not find them
 
 
 class _Watch:

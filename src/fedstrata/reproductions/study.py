@@ -274,24 +274,21 @@ class Study(BaseModel):
 
     def _check_measures(self, experiment: Experiment) -> None:
         """What a run will not record is known before it runs."""
-        rounds = experiment.training.rounds
-        recorded = [f"{place}.{what}" for place in experiment.evaluation.on for what in ("loss", "accuracy", "error")]
-        own_metric = experiment.task.function is not None
+        rounds, evaluation = experiment.training.rounds, experiment.evaluation
+        evaluated = [f"{place}.{what}" for place in evaluation.on for what in ("loss", "accuracy", "error")]
         for name, what in self.measures.items():
+            field = f"measures.{name}"
             if what.round is not None and what.round > rounds:
-                raise RecipeError(f"measures.{name}.round", what.round, f"a run has {rounds} rounds")
+                raise RecipeError(f"{field}.round", what.round, f"a run has {rounds} rounds")
             if what.target is not None and what.names[0].endswith((".accuracy", ".error")):
-                check_accuracy_target(what.target, f"measures.{name}.target")
-            if what.kind in ("rounds_to", "upload_to") and what.target is None and experiment.evaluation.target is None:
-                raise RecipeError(f"measures.{name}.target", None, f"{what.kind} needs one, and the recipe has none")
-            for series in what.names if what.kind != "upload" and not own_metric else []:
-                if series not in recorded and series.partition(".")[0] not in (
-                    "angle",
-                    "gradient_divergence",
-                    "upload",
-                ):
-                    problem = f"is not recorded; evaluation.on = {experiment.evaluation.on} gives {', '.join(recorded)}"
-                    raise RecipeError(f"measures.{name}.series", series, problem)
+                check_accuracy_target(what.target, f"{field}.target")
+            if what.kind in ("rounds_to", "upload_to") and what.target is None and evaluation.target is None:
+                raise RecipeError(f"{field}.target", None, f"{what.kind} needs one, and the recipe has none")
+            own_metric, of_figures = experiment.task.function is not None, ("angle", "gradient_divergence")
+            for series in () if own_metric or what.kind == "upload" else what.names:
+                if series not in evaluated and series.partition(".")[0] not in of_figures:
+                    problem = f"is not recorded; evaluation.on = {evaluation.on} gives {', '.join(evaluated)}"
+                    raise RecipeError(f"{field}.series", series, problem)
 
     def experiment(self, cell: StudyCell, arm: str, seed: int) -> Experiment:
         """What one run does."""
@@ -313,6 +310,10 @@ class Study(BaseModel):
         digests = {arm: recipe_hash(self.experiment(cell, arm, 0)) for arm in self.arms}
         same = {arm: first.setdefault(digest, arm) for arm, digest in digests.items()}
         return {arm: other for arm, other in same.items() if arm != other}
+
+    def runs(self, cell: StudyCell) -> int:
+        """How many runs a cell has, over all seeds."""
+        return (len(self.arms) - len(self.twins(cell))) * self.seeds
 
     def quickened(self) -> Study:
         """The study cut down for a first impression."""
@@ -353,8 +354,7 @@ class Study(BaseModel):
     def seconds(self, cores: int) -> float:
         """About how long the whole study takes, at most (a run may stop at its target)."""
         costs = {cell.name: cell.seconds_per_round or self.seconds_per_round for cell in self.cells}
-        runs = plan(self, range(self.seeds), Path())
-        return sum(run.job.experiment.training.rounds * costs[run.cell] for run in runs) / cores
+        return sum(self.rounds(cell) * costs[cell.name] * self.runs(cell) for cell in self.cells) / cores
 
     def expected_time(self, cores: int) -> str:
         """The same in words."""
