@@ -463,7 +463,7 @@ def layer_figures(
         smoothed = weighting_state["smoothed_angle"][cohort.clients]
         figures["smoothed_angle"][rows] = smoothed.reshape(len(rows), -1).expand(-1, shape[1]).numpy()
     for at, reply in trained.items():
-        if at not in rows:  # it answered, and was asked for no layer
+        if at not in rows:  # it answered, and no layer of it was averaged
             figures["weight"][at] = 0.0
         if reply.stiffness is not None:
             figures["mu"][at] = reply.stiffness.numpy()

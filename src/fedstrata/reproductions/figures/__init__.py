@@ -31,8 +31,9 @@ def write_all(results: Results, folder: Path, runs: Path, every_layer: bool = Fa
     `every_layer` draws the layers of all arms, not only of those that the study chose.
     """
     study, written = results.study, []
-    for picture in filter(lambda picture: picture.compares, pictures(results)):
-        written.append(_write(draw(picture), folder / study.name / picture.name, picture.digest()))
+    for picture in pictures(results):
+        if picture.compares:
+            written.append(_write(draw(picture), folder / study.name / picture.name, picture.digest()))
     chosen = {(plot.layers.cell, plot.layers.arm): plot.name for plot in study.plots if plot.layers}
     for cell in study.cells:
         for arm in study.arms:
