@@ -151,6 +151,19 @@ def test_curves_against_upload_in_megabytes() -> None:
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear")
 
 
+def test_of_a_logarithmic_accuracy_what_is_missing_is_logarithmic() -> None:
+    """From 90 to 99 % is as far as from 0 to 90 %: both times the error is divided by ten. 100 % stays on the axes."""
+    plots = [{"name": "p", "logarithmic": ["test.accuracy"]}]
+    (ax,) = only(results_of({"a": {"fedavg": accuracies([0.5, 0.99, 1.0])}, "b": {}}, plots=plots)).axes
+    assert line(ax, "fedavg") == ([1, 2, 3], [50, 99, 100])
+    heights = ax.transData.transform([(1, y) for y in (0, 90, 99, 99.9, 100)])[:, 1]
+    steps = heights[1:] - heights[:-1]
+    assert steps == pytest.approx([steps[0]] * 4)
+    assert math.isfinite(ax.get_ylim()[1])
+    assert "logarithmic" in ax.get_ylabel()
+    assert {10, 50, 80, 90, 95, 98, 99} <= set(ax.get_yticks())
+
+
 def test_one_series_against_another() -> None:
     plots = [{"name": "p", "series": "gradient_divergence", "against": "train.loss"}]
     seeds = [{"gradient_divergence": [3.0, 1.0], "train.loss": [0.5, 0.25]} for _ in range(2)]

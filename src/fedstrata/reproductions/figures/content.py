@@ -69,6 +69,8 @@ class Panel:
     """Of dots: values beyond it were not observed."""
     log_x: bool = False
     log_y: bool = False
+    log_below: float | None = None
+    """Of a logarithmic ordinate: the most there is, the distance from which is what is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ _AXES = {
     "angle": ("smoothed angle to the mean update (°)", 180 / math.pi),
 }
 """How an axis is labelled, and what a stored value is multiplied by."""
+
+_MOST = {"accuracy": 100.0}
+"""On the same axis, the most that can be reached; what matters of such a quantity is how much is missing."""
 
 
 def pictures(results: Results) -> list[Picture]:
@@ -195,6 +200,7 @@ def _axis(name: str) -> tuple[str, float]:
 
 def _curves_panel(results: Results, cell: StudyCell, title: str, name: str, plot: Plot) -> Panel:
     (x_label, x_factor), (y_label, y_factor) = _axis(plot.against), _axis(name)
+    log_below = _MOST.get(name.rpartition(".")[2]) if name in plot.logarithmic else None
 
     def points(series: Series) -> list[tuple[int, float, float]]:
         x = _abscissa(series, plot.against)
@@ -207,7 +213,7 @@ def _curves_panel(results: Results, cell: StudyCell, title: str, name: str, plot
     return Panel(
         title,
         x_label,
-        y_label,
+        y_label if log_below is None else f"{y_label},\nwhat is missing: logarithmic",
         [curve for curve in curves if curve.seeds],  # a run may have failed before its first evaluation
         references=[
             reference
@@ -216,6 +222,7 @@ def _curves_panel(results: Results, cell: StudyCell, title: str, name: str, plot
         ],
         log_x=plot.against in plot.logarithmic,
         log_y=name in plot.logarithmic,
+        log_below=log_below,
     )
 
 

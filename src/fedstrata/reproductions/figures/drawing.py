@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from fedstrata.compare import estimate
 from fedstrata.reproductions.figures.content import Panel, Picture
@@ -67,6 +70,10 @@ def _legend(figure: Figure) -> None:
 
 def _draw_curves(ax: Axes, panel: Panel, picture: Picture) -> None:
     look = styles(picture.styled)
+    if panel.log_x:
+        _make_logarithmic(ax, "x")
+    if panel.log_y:
+        _make_logarithmic(ax, "y", panel.log_below)
     for curve in panel.curves:
         colour, dashes, marker = look[curve.label]
         x, known = curve.over_seeds()
@@ -82,10 +89,6 @@ def _draw_curves(ax: Axes, panel: Panel, picture: Picture) -> None:
         first = picture.arms.index(curve.label) * step // len(picture.arms)  # markers of different arms side by side
         line: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "markevery": (first, step)}
         ax.plot(x, [estimate.median for estimate in known], **line, label=curve.label)
-    if panel.log_x:
-        _make_logarithmic(ax, "x")
-    if panel.log_y:
-        _make_logarithmic(ax, "y")
     lines = [reference.y for reference in panel.references if reference.x is None and reference.arm is not None]
     lowest = min(lines) if len(lines) > 1 else None
     for reference in panel.references:
@@ -104,14 +107,29 @@ def _draw_curves(ax: Axes, panel: Panel, picture: Picture) -> None:
             ax.plot([reference.x], [reference.y], marker, **hollow, zorder=4, label=reference.text)
 
 
-def _make_logarithmic(ax: Axes, which: Literal["x", "y"]) -> None:
-    """With 1, 2 and 5 of every power of ten written out."""
+def _make_logarithmic(ax: Axes, which: Literal["x", "y"], below: float | None = None) -> None:
+    """With 1, 2 and 5 of every power of ten written out, of the distance from `below` where there is one."""
     ticker = library().ticker
-    ax.set(**{f"{which}scale": "log"})
     axis = ax.xaxis if which == "x" else ax.yaxis
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    if below is None:
+        ax.set(**{f"{which}scale": "log"})
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    else:
+        scale = library().scale.FuncScale(axis, (partial(_closeness, below), partial(_value_at, below)))
+        ax.set(**{f"{which}scale": scale})
+        missing = [90.0, *(step * 10.0**power for power in (1, 0, -1) for step in (5, 2, 1))]  # the first: chance
+        axis.set_major_locator(ticker.FixedLocator([below - distance for distance in missing]))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(ticker.NullLocator())
+
+
+def _closeness(most: float, values: Any) -> Any:
+    """How many powers of ten are missing to the most there is, downwards; what is closer than 0.01 is drawn there."""
+    return -np.log10(np.maximum(most - np.asarray(values), 0.01))
+
+
+def _value_at(most: float, closeness: Any) -> Any:
+    return most - 10.0 ** -np.asarray(closeness)
 
 
 def _note(ax: Axes, text: str, y: float, left: bool = False, below: bool = False) -> None:

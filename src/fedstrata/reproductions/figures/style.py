@@ -67,6 +67,7 @@ def library() -> Any:
     """Matplotlib, or how to install it."""
     try:
         import matplotlib.figure
+        import matplotlib.scale
         import matplotlib.ticker
     except ImportError as error:
         raise MissingExtra("matplotlib", "figures", "drawing figures") from error
