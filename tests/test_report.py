@@ -206,6 +206,17 @@ def test_series_are_told_apart(tmp_path: Path) -> None:
     assert names == ["fedprox on made", "fedprox on other"]
     names = [series["name"] for series in collect([tmp_path / "e", tmp_path / "g"])["series"]]
     assert names == ["fedprox in e", "fedprox in g"]
+    # Words about a run are no difference between runs; one of many directories is named by where they differ.
+    make_run(
+        tmp_path / "h", algorithm="fedprox", settings={"training.lr": 0.5, "training.epochs": 3, "description": "d"}
+    )
+    names = [series["name"] for series in collect([tmp_path / "e", tmp_path / "h"])["series"]]
+    assert names == ["fedprox, training.epochs = 1", "fedprox, training.epochs = 3"]
+    settings = {"training.lr": 0.1, "training.epochs": 7, "layers.grouping": "tensor"}
+    make_run(tmp_path / "study" / "cell-2" / "seed-0", algorithm="fedprox")
+    make_run(tmp_path / "study" / "cell-10" / "seed-0", algorithm="fedprox", settings=settings)
+    names = [series["name"] for series in collect([tmp_path / "study"])["series"]]
+    assert names == ["fedprox in cell-2", "fedprox in cell-10"]
 
 
 def test_a_comparison_as_far_as_it_got(tmp_path: Path, recipe: Any, cli: Any) -> None:

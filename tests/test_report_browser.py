@@ -57,15 +57,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "evil", layers=(EVIL, "b"), lost={1: [(1, f"failed: {EVIL}")]}, data={**table, "source": EVIL})
     make_run(folder / "wide", clients=60, layers=[f"layer{at}" for at in range(30)], rounds=120)
     make_run(folder / "fresh", done=0)
+    for size in (16, 32):  # alike but for two settings, so that these are in their names
+        words = f"One of two runs, described in a sentence that no column of a phone has room for: {size}"
+        settings = {"training.batch_size": size, "training.epochs": 96 // size, "description": words}
+        make_run(folder / "alike" / f"b{size}", settings=settings)
     write([folder / "one"], folder / "one.html")
     several = sorted(folder.glob("fed*-*"))
     write(several, folder / "several.html")
-    for name in ("long", "evil", "wide", "fresh"):
+    for name in ("long", "evil", "wide", "fresh", "alike"):
         write([folder / name], folder / f"{name}.html")
     return folder
 
 
-PAGES = ("one", "several", "long", "evil", "wide", "fresh")
+PAGES = ("one", "several", "long", "evil", "wide", "fresh", "alike")
 
 
 @pytest.fixture
@@ -273,6 +277,13 @@ def test_on_a_phone_tables_do_not_even_scroll(show: Any) -> None:
     page = show("several", 390)
     scrolling = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth).length"
     assert page.evaluate(scrolling) == 0
+
+
+def test_on_a_phone_a_long_label_leaves_room_for_its_value(show: Any) -> None:
+    page = show("alike", 390)
+    heights = page.evaluate("[...document.querySelectorAll('#settings td')].map((cell) => cell.offsetHeight)")
+    assert len(heights) > 2
+    assert max(heights) < 200
 
 
 CONTRAST = """() => {

@@ -11,7 +11,9 @@ from fedstrata.wording import size
 
 
 def report_command(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, comparisons, or both.")],
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run directories, comparisons, or what holds some of them.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page to write.")] = Path("report.html"),
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
@@ -24,6 +26,8 @@ def report_command(
     fedstrata report runs/quickstart-fedavg-s0-…
 
     fedstrata report runs/compare-quickstart-… --out quickstart.html --open
+
+    fedstrata report reproductions/adaptive-mu/holders
     """
     from fedstrata.report import write
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,16 @@ def _open(path: Path) -> Iterator[Source]:
         for cell in cells:
             run = Run(cell.path)
             yield Source(run, cell.algorithm, run.history())
-    else:
-        run = Run(path)
+        return
+    inside = [] if (path / "run.json").exists() else [found.parent for found in path.rglob("run.json")]
+    for place in sorted(inside, key=_number_by_number) or [path]:  # of a study: CELL/ARM/seed-N
+        run = Run(place)
         yield Source(run, run.experiment.label, run.history())
+
+
+def _number_by_number(path: Path) -> list[tuple[int, str]]:
+    """What sorts seed-10 behind seed-9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def _choose_detail(sources: Sequence[Source]) -> Detail:
@@ -134,18 +142,19 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
 
 def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
     """The algorithm, on its recipe if there are several; if not enough, with settings that differ, or the directory."""
-    tables = [_settings(group[0].run) for group in groups]
-    several = len({table["name"] for table in tables}) > 1
-    names = [f"{g[0].name} on {t['name']}" if several else g[0].name for g, t in zip(groups, tables, strict=True)]
+    runs = [group[0].run for group in groups]
+    tables = [_flat(run.experiment.essence()) for run in runs]
+    several = len({run.experiment.name for run in runs}) > 1
+    names = [f"{g[0].name} on {g[0].run.experiment.name}" if several else g[0].name for g in groups]
     for name in [name for name, count in Counter(names).items() if count > 1]:
         same = [at for at, other in enumerate(names) if other == name]
         keys = dict.fromkeys(key for at in same for key in tables[at])
         told_apart = [key for key in keys if len({tables[at].get(key) for at in same}) > 1]
-        for at in same:
+        for at, place in zip(same, _where_they_differ([runs[at].path for at in same]), strict=True):
             if len(told_apart) <= _MOST_TOLD:
                 names[at] = ", ".join([name, *(f"{key} = {tables[at].get(key, '–')}" for key in told_apart)])
             else:
-                names[at] = f"{name} in {groups[at][0].run.path.name}"
+                names[at] = f"{name} in {place}"
     taken: Counter[str] = Counter()
     for at, name in enumerate(names):
         taken[name] += 1
@@ -153,18 +162,28 @@ def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
     return names
 
 
+def _where_they_differ(paths: Sequence[Path]) -> list[str]:
+    """The parts of paths between what all begin and what all end with: of a/fedavg/0 and a/fedldf/0 the middle."""
+    parts = [path.resolve().parts for path in paths]
+
+    def common(rows: Iterable[tuple[str, ...]]) -> int:
+        return next((at for at, row in enumerate(rows) if len(set(row)) > 1), 0)
+
+    first, last = common(zip(*parts, strict=False)), common(zip(*map(reversed, parts), strict=False))
+    return ["/".join(of[first : len(of) - last]) or of[-1] for of in parts]
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """With dotted keys."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)}
+    return flat
+
+
 def _settings(run: Run) -> dict[str, str]:
     """The recipe as dotted keys, without what changes from seed to seed or changes nothing."""
-    flat: dict[str, str] = {}
-
-    def walk(prefix: str, table: dict[str, Any]) -> None:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                walk(f"{prefix}{key}.", value)
-            else:
-                flat[prefix + key] = str(value)
-
-    walk("", run.experiment.to_table())
+    flat = _flat(run.experiment.to_table())
     return {key: value for key, value in flat.items() if key not in ("seed", "format", "engine.workers")}
 
 
