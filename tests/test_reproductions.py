@@ -890,6 +890,22 @@ def test_a_loss_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     assert Results.stored(study, tmp_path / "results").values("loss", "b", "fedavg", [0]) == [INF]
 
 
+def test_arms_from_different_processors_are_pointed_out(tmp_path: Path) -> None:
+    """Seed by seed, as they are compared; another version of ours alone makes no other digits."""
+    study = Study.parse(small(cells=SMALL["cells"][:1], quick={"rounds": 1}))
+    runs = plan(study, [0, 1], tmp_path / "out")
+    assert all(event.kind != "failed" for event in run_all(runs, cores=2))
+    path = store(study, "a", runs, tmp_path / "results", {})
+    content = json.loads(path.read_text())
+    content["arms"]["fedavg"]["runs"]["0"]["made"]["fedstrata"] = "0.0.1"
+    path.write_text(json.dumps(content))
+    assert Results.stored(study, tmp_path / "results").notes == []
+    content["arms"]["fedavg"]["runs"]["1"]["made"]["cpu"] = "another"
+    path.write_text(json.dumps(content))
+    (note,) = Results.stored(study, tmp_path / "results").notes
+    assert note.startswith("a, seed 1: arms were run on different processors")
+
+
 def test_results_of_another_default_are_left_out(tmp_path: Path) -> None:
     """The hash has no defaults in it, so that new settings can be added; the settings beside it have them all."""
     study = Study.parse(small(cells=SMALL["cells"][:1]))

@@ -282,6 +282,7 @@ class Results:
                         failed.add((cell.name, arm, int(seed)))
                         reason = f"stopped, {one['failed']}; what it had not reached, it missed"
                         notes.append(f"{cell.name}, {arm}, seed {seed}: {reason}")
+            notes += _mixed(cell.name, made)
         return cls(study, runs, notes, sorted(sources), frozenset(failed), made)
 
     def seeds(self, cell: str, *arms: str) -> list[int]:
@@ -330,6 +331,17 @@ class Results:
     def all_seeds(self) -> list[int]:
         """How many seeds each arm has in each cell, of all that there should be."""
         return [len(self.runs.get(cell.name, {}).get(arm, {})) for cell in self.study.cells for arm in self.study.arms]
+
+
+def _mixed(cell: str, made: Mapping[tuple[str, str, int], Mapping[str, str]]) -> list[str]:
+    """Of which seeds the arms are compared although they were not run on the same machine."""
+    first: dict[int, Mapping[str, str]] = {}
+    here = [(seed, one) for (of, _, seed), one in made.items() if of == cell]
+    seeds = sorted({seed for seed, one in here if not same_machine(first.setdefault(seed, one), one)})
+    if not seeds:
+        return []
+    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return [f"{cell}, {which}: arms were run on different processors, so that a small difference may be rounding"]
 
 
 def made_on(studies: list[Study], folder: Path) -> list[str]:
