@@ -458,12 +458,20 @@ def test_seeds_that_contradict_each_other_are_told_from_seeds_that_do_not_decide
     def why(ours: list[list[float]], theirs: list[list[float]]) -> str:
         found = {"a": {"fedavg": dict(enumerate(theirs)), "fedldf": dict(enumerate(ours))}}
         results = results_of(found, claims=claims)
-        return _why(check(results.study.claims[0], results))
+        return _why(check(results.study.claims[0], results), results.study)
 
     assert why([slow, fast], [fast, slow]) == "with seeds that contradict each other"
     assert why([fast, fast], [slow, fast]) == "with seeds that do not decide"
     assert why([fast, never, never], [slow, never, never]) == "with neither at the target in most seeds"
     assert why([fast, fast], [slow, slow]) == "decided in its favour"
+
+
+def test_what_was_not_run_says_how_long_it_takes_and_what_was_run_instead() -> None:
+    nothing = results_of({})
+    why = _why(check(nothing.study.claims[0], nothing), nothing.study)
+    assert why == f"not run, or not enough of it: two cores need {nothing.study.expected_time(2)}"
+    full = Results(load_study("fedldf"), {})
+    assert "(#fedldf-reduced) was run instead" in _why(check(full.study.claims[0], full), full.study)
 
 
 @pytest.mark.parametrize(

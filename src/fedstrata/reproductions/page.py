@@ -124,15 +124,17 @@ def _all_claims(found: list[Results]) -> TextTable:
         for claim in study.claims:
             ruling = check(claim, results)
             measured, word = summary(study, ruling), verdict(ruling, mark="**")
-            row = [study.paper, claim.text, claim.paper, measured, seeds_of(ruling), word, _why(ruling)]
+            row = [study.paper, claim.text, claim.paper, measured, seeds_of(ruling), word, _why(ruling, study)]
             rows.append([*row, f"[{study.name}](#{_anchor(study.name)})"])
     return TextTable("", ["paper", "claim", "reported", "measured", "seeds", "verdict", "why", "study"], rows)
 
 
-def _why(ruling: Ruling) -> str:
+def _why(ruling: Ruling, study: Study) -> str:
     """The study's own explanation, or else what decided."""
     if not ruling.findings:
-        return "nothing to compare is stored"
+        reduced = f"{study.name}-reduced"
+        instead = f"; [{reduced}](#{_anchor(reduced)}) was run instead" if reduced in studies() else ""
+        return f"not run, or not enough of it: two cores need {study.expected_time(2)}{instead}"
     if ruling.claim.why:
         return ruling.claim.why
     undecided = [finding for finding in ruling.findings if finding.outcome == "open"]
