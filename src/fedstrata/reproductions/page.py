@@ -52,8 +52,8 @@ _MADE_WITH = """\
 ## Made with
 
 On the same processor and torch a run gives the same digits again. Another processor adds numbers up in another order,
-and after some rounds an accuracy may be another one: with logistic regression by less than a point, early in the
-training of a network with BatchNorm by several. `fedstrata reproduce NAME --check` shows by how much.
+and after some rounds an accuracy may be another one: with logistic regression and FedAdp's CNN by less than a point,
+early in the training of a network with BatchNorm by several. `fedstrata reproduce NAME --check` shows by how much.
 
 """
 
