@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
     runs = [group[0].run for group in groups]
     tables = [_flat(run.experiment.essence()) for run in runs]
     several = len({run.experiment.name for run in runs}) > 1
-    names = [f"{g[0].name} on {g[0].run.experiment.name}" if several else g[0].name for g in groups]
+    names = [f"{g[0].name} on {r.experiment.name}" if several else g[0].name for g, r in zip(groups, runs, strict=True)]
     for name in [name for name, count in Counter(names).items() if count > 1]:
         same = [at for at, other in enumerate(names) if other == name]
         keys = dict.fromkeys(key for at in same for key in tables[at])
@@ -167,7 +168,7 @@ def _where_they_differ(paths: Sequence[Path]) -> list[str]:
     parts = [path.resolve().parts for path in paths]
 
     def common(rows: Iterable[tuple[str, ...]]) -> int:
-        return next((at for at, row in enumerate(rows) if len(set(row)) > 1), 0)
+        return len(list(takewhile(lambda row: len(set(row)) == 1, rows)))
 
     first, last = common(zip(*parts, strict=False)), common(zip(*map(reversed, parts), strict=False))
     return ["/".join(of[first : len(of) - last]) or of[-1] for of in parts]
