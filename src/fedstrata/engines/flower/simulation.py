@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -50,14 +52,18 @@ class FlowerSimulation:
     def __enter__(self) -> FlowerEngine:
         prepared = self._prepared
         with ExitStack() as starting:
-            # Ray has its sockets there, and their paths must be short.
+            # Whoever could write here could have the actors run any function, as a recipe may name any. So the folder
+            # has mode 0700, and Ray, which opens its own to everybody, gets one inside. Paths of sockets must be short.
             temporary = tempfile.TemporaryDirectory(prefix="fedstrata-", dir="/tmp", ignore_cleanup_errors=True)
             folder = Path(starting.enter_context(temporary))
             recipe = folder / "recipe.toml"
             recipe.write_text(prepared.experiment.to_toml(), encoding="utf-8")
+            (folder / "ray").mkdir()
+            starting.callback(_let_ray_read_the_environment)
             starting.enter_context(_environment(_variables(folder, recipe, prepared.data)))
+            _let_ray_read_the_environment()
             starting.enter_context(_quiet())
-            self._thread = threading.Thread(target=self._run, args=(folder,), name="flower", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(folder / "ray",), name="flower", daemon=True)
             self._thread.start()
             starting.callback(self._stop)
             engine = FlowerEngine(
@@ -96,7 +102,7 @@ class FlowerSimulation:
             _kill_actors()
             self._thread.join(_STOP)
 
-    def _run(self, folder: Path) -> None:
+    def _run(self, ray_folder: Path) -> None:
         """The simulation's thread."""
         server = ServerApp()
 
@@ -119,7 +125,7 @@ class FlowerSimulation:
                         "num_cpus": workers,
                         "include_dashboard": False,
                         "_node_ip_address": "127.0.0.1",
-                        "_temp_dir": str(folder),
+                        "_temp_dir": str(ray_folder),
                         "log_to_driver": False,
                         "logging_level": logging.ERROR,
                     },
@@ -147,6 +153,8 @@ def _variables(folder: Path, recipe: Path, data: Path | None) -> dict[str, str]:
         client.RECIPE: str(recipe),
         "FLWR_HOME": str(folder),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_AUTH_MODE": "token",  # or every user of this machine could have Ray run code as us, through its ports
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
@@ -168,6 +176,15 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _let_ray_read_the_environment() -> None:
+    """Ray reads how it is to authenticate when it is imported, which may have been long ago, for something else."""
+    if "ray" in sys.modules:
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        AuthenticationTokenLoader.instance().reset_cache()
+        Config.initialize("")
 
 
 @contextmanager
