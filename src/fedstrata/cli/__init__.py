@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import typer
 
 from fedstrata.cli import compare, data, flower, report, reproduce, run, show
 from fedstrata.errors import FedstrataError, UserError
+from fedstrata.processes import stop_when_asked
 
 app = typer.Typer(
     name="fedstrata",
@@ -50,8 +50,7 @@ def _options(
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2, never a traceback."""
-    # Being asked to stop is like Ctrl-C: nothing is lost. (SIGINT itself may be ignored, as in a script's background.)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_when_asked()
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -60,7 +59,7 @@ def main() -> None:
         for hint in getattr(error, "hints", ()):
             print(f"  {hint}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

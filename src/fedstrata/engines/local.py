@@ -29,6 +29,7 @@ from torch import Tensor
 from fedstrata.arithmetic import cores
 from fedstrata.client import Client, Setup
 from fedstrata.messages import Order, Reply
+from fedstrata.processes import held_back, leave_to_parent
 
 
 def available_workers(device: str = "cpu") -> int:
@@ -178,7 +179,8 @@ class _Crew:
         process = mp.get_context("fork").Process(
             target=_work, args=(self._setup, self._model, self._updates, theirs, inherited), daemon=True
         )
-        process.start()
+        with held_back():  # until it can answer in its own way
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -245,15 +247,15 @@ class _Crew:
     def stop(self) -> None:
         for worker in self._team:
             worker.pipe.close()
-            worker.process.terminate()
+            worker.process.kill()  # it keeps nothing, and may be stopped, when it would not hear anything else
         for worker in self._team:
             worker.process.join()
 
 
 def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inherited: list[Connection]) -> None:
     """A worker's life: answer orders until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_parent(signal.SIGINT, signal.SIGHUP)
     for other in inherited:  # or a pipe would stay open after the parent's death
         other.close()
     torch.set_num_threads(1)

@@ -22,6 +22,7 @@ import torch
 from fedstrata.compare import run_cell
 from fedstrata.engines.local import available_workers
 from fedstrata.errors import FedstrataError, RoundFailed, UserError
+from fedstrata.processes import held_back, leave_to_parent
 from fedstrata.reproductions.study import StudyRun, recipe_hash
 from fedstrata.runs import Run
 
@@ -77,17 +78,16 @@ def run_all(runs: Sequence[StudyRun], data: Path | None = None, cores: int | Non
         for _, process in active.values():
             process.terminate()
         for _, process in active.values():
+            process.join(_PATIENCE)
+            process.kill()  # one that is stopped does not hear; what it has stored is whole
             process.join()
 
 
 def _start(run: StudyRun, data: Path | None, workers: int) -> tuple[Connection, Any, StudyRun]:
     ours, theirs = mp.Pipe(duplex=False)
     process = mp.get_context("fork").Process(target=_work, args=(run, data, workers, theirs))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_STOP)  # until the child can answer in its own way
-    try:
+    with held_back():  # until the child can answer in its own way
         process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return ours, process, run
 
@@ -108,9 +108,8 @@ def _receive(pipe: Any, run: StudyRun, process: Any) -> Event:
 def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
     """A child's life: one run. Being asked to stop is like Ctrl-C: whole rounds are stored first."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us, too; the parent will ask us
         signal.signal(signal.SIGTERM, _stop_once)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED_TO_STOP)
+        leave_to_parent(signal.SIGINT, signal.SIGHUP)
         _end_with_parent()
         torch.set_num_threads(1)
         _tell(run, data, workers, pipe)
@@ -147,4 +146,5 @@ def _end_with_parent() -> None:
 
 _PR_SET_PDEATHSIG = 1
 
-_ASKED_TO_STOP = {signal.SIGINT, signal.SIGTERM}
+_PATIENCE = 30.0
+"""Seconds in which a run must have stored its last whole round."""
