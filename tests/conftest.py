@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from safetensors import safe_open
 
@@ -183,6 +186,7 @@ def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = Tr
         content["checkpoints"] = {}
         for file in sorted((folder / "checkpoints").iterdir()):
             metadata, tensors = checkpoint_content(file)
+            del metadata["run"], metadata["sha256"]  # the run's own name, and a digest that has it in it
             content["checkpoints"][file.name] = (
                 metadata,
                 {n: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for n, t in tensors.items()},
@@ -191,6 +195,14 @@ def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = Tr
         content["recipe"] = (folder / "recipe.toml").read_text(encoding="utf-8")
     content["files"] = sorted(entry.name for entry in folder.iterdir() if checkpoints or entry.name != "checkpoints")
     return content
+
+
+def forge_recipe(path: Path, recipe: dict[str, Any]) -> None:
+    """Put another recipe into a run directory, as somebody does who knows about its digest."""
+    content = tomli_w.dumps(recipe).encode()
+    (path / "recipe.toml").write_bytes(content)
+    about = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(about | {"recipe_sha256": hashlib.sha256(content).hexdigest()}))
 
 
 @pytest.fixture

@@ -320,7 +320,7 @@ def test_folders_one_may_not_write_to(cli: Any, recipe: Any, tmp_path: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         answer = cli("run", "--resume", tmp_path / "run", "--set", "training.rounds=2")
-        assert_refused(answer, f"{tmp_path / 'run'} cannot be locked: Permission denied")
+        assert_refused(answer, f"{tmp_path / 'run' / 'run.json'}: Permission denied")
 
 
 # --- run directories -------------------------------------------------------------------------------------------------
@@ -377,7 +377,8 @@ def test_resume_with_what_does_not_go_with_it(cli: Any, run: Run, recipe: Any, t
         (b"\xff\xff", "run.json is damaged"),
         (b"[]", "run.json: format = []"),
         (b"{}", "run.json: format = None"),
-        (b'{"format": 2}', "run.json: format = 2; this version of fedstrata reads format 1"),
+        (b'{"format": 3}', "run.json: format = 3; this version of fedstrata reads format 1 and 2"),
+        (b'{"format": 2}', "run.json is damaged: id = None"),
     ],
     ids=str,
 )
@@ -393,7 +394,7 @@ def test_a_bad_run_json(cli: Any, run: Run, content: bytes | None, message: str)
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "recipe.toml"), (b"[", "recipe.toml is damaged"), (b"format = 7", "format = 7"), (b"x = 1", "x = 1")],
+    [(None, "recipe.toml"), (b"[", "recipe.toml is damaged"), (b"x = 1", "recipe.toml was edited after the run began")],
     ids=str,
 )
 def test_a_bad_recipe_in_a_run_directory(cli: Any, run: Run, content: bytes | None, message: str) -> None:
@@ -435,11 +436,21 @@ def test_a_damaged_checkpoint(cli: Any, run: Run, tiny: Any, tmp_path: Path, sam
 def test_a_checkpoint_of_another_version_or_model(cli: Any, run: Run, tiny: Any, tmp_path: Path) -> None:
     last = run.path / "checkpoints" / "000002.safetensors"
     content = last.read_bytes()
-    last.write_bytes(content.replace(b'"format":"1"', b'"format":"2"'))
-    assert_refused(cli("run", "--resume", run.path), "format = '2', expected '1'")
+    last.write_bytes(content.replace(b'"format":"2"', b'"format":"3"'))
+    assert_refused(cli("run", "--resume", run.path), "format = '3', expected '2'")
     other = fedstrata.run(tiny({"task.model.hidden": 5}), out=tmp_path / "other")
     last.write_bytes((other.path / "checkpoints" / "000002.safetensors").read_bytes())
-    assert_refused(cli("run", "--resume", run.path), "numbers of torch.float32, the recipe's model")
+    assert_refused(cli("run", "--resume", run.path), f"{last} is of another run")
+
+
+def test_a_model_whose_code_changed_since_the_checkpoint(cli: Any, tiny: Any, tmp_path: Path, user_module: Any) -> None:
+    code = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10{}))"
+    user_module("changing", code.format(""))
+    run = fedstrata.run(tiny({"task.model": {"name": "changing:build"}, "training.rounds": 1}), out=tmp_path / "run")
+    user_module("changing", code.format(", bias=False"))
+    answer = cli("run", "--resume", run.path, "--set", "training.rounds=2")
+    assert answer.code == 2
+    assert "numbers of torch.float32, the recipe's model" in answer.err
 
 
 def test_a_torn_last_line_is_dropped(cli: Any, run: Run, tiny: Any, tmp_path: Path, same_run: Any) -> None:

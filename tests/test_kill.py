@@ -204,7 +204,7 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None
     expected = whole(tmp_path / "whole" / "run")
     (tmp_path / "count").mkdir()
     calls = calls_of(lambda: fedstrata.run(recipe, task=TASK, out=tmp_path / "count" / "run"), tmp_path / "count")
-    assert calls.count("replace") == 3 + 3 + (3 if checkpoint_every == 1 else 2)
+    assert calls.count("replace") == 4 + 3 + (3 if checkpoint_every == 1 else 2)
     assert calls.count("rename") == 1
     assert calls.count("unlink") == (2 if checkpoint_every == 1 else 1)
     never_born = 0
@@ -229,11 +229,11 @@ def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
     calls = calls_of(lambda: fedstrata.run(recipe, task=TASK, out=tmp_path / "count" / "run"), tmp_path / "count")
     replaces = [at for at, name in enumerate(calls) if name == "replace"]
     if first == "torn line":  # of round 2: its figures are the replace after those of creation and of round 1
-        at, when = next(at for at in range(replaces[3 + 2], len(calls)) if calls[at] == "write"), "torn"
+        at, when = next(at for at in range(replaces[4 + 2], len(calls)) if calls[at] == "write"), "torn"
     elif first == "no checkpoint":  # of round 3, with a history line and figures that must go
         at, when = replaces[-1], "before"
     else:
-        at, when = replaces[3 + 2], "before"
+        at, when = replaces[4 + 2], "before"
     broken = tmp_path / "broken" / "run"
     broken.parent.mkdir()
     kill_at(lambda: fedstrata.run(recipe, task=TASK, out=broken), at, when, tmp_path / "log")

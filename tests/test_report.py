@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from make_runs import FIGURES, make_run
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import fedstrata
@@ -373,7 +374,9 @@ def test_without_figures_per_layer(tmp_path: Path, cli: Any, tiny: Any) -> None:
 
 def damage_shape(run: Path) -> None:
     file = run / "layers" / "000002.safetensors"
-    save_file({**load_file(file), "angle": np.zeros((4, 7))}, file)
+    with safe_open(file, "numpy") as opened:
+        metadata = opened.metadata()
+    save_file({**load_file(file), "angle": np.zeros((4, 7))}, file, metadata)
 
 
 def damage_info(run: Path) -> None:

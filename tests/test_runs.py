@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
-from conftest import checkpoint_content, run_content
+from conftest import checkpoint_content, forge_recipe, run_content
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -31,7 +30,7 @@ from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.prepared import prepare
 from fedstrata.runs import Run, reopen
-from fedstrata.storage import alone, locked
+from fedstrata.storage import locked
 from fedstrata.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -80,7 +79,7 @@ def test_looking_at_a_run_of_someone_else_runs_none_of_its_code(
         inner = inner.setdefault(part, {})
     inner.clear()
     inner["name"] = f"{module}:Rule"
-    (path / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    forge_recipe(path, recipe)
     assert Run(path).summary()["rounds"] == 3
     for command in (("show", path), ("report", path, "--out", tmp_path / "report.html")):
         assert cli(*command).code == 0
@@ -93,7 +92,7 @@ def test_a_recipe_that_someone_damaged_is_said_to_be(example: Run, tmp_path: Pat
     shutil.copytree(example.path, tmp_path / "run")
     recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     recipe["algorithm"] = {"objective": "plain"}
-    (tmp_path / "run" / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    forge_recipe(tmp_path / "run", recipe)
     with pytest.raises(RecipeError, match=r"algorithm.objective = 'plain': must be a table with a name"):
         Run(tmp_path / "run")
     assert cli("show", tmp_path / "run").code not in (0, -1)
@@ -126,7 +125,6 @@ def test_a_run_directory_holds_exactly_the_documented_files(example: Run) -> Non
         "checkpoints",
         "history.jsonl",
         "layers",
-        "lock",
         "recipe.toml",
         "run.json",
     ]
@@ -147,7 +145,7 @@ def test_the_stored_recipe_gives_the_same_experiment_again(example: Run, tmp_pat
 
 def test_run_json_says_versions_layers_and_data(example: Run) -> None:
     info = json.loads((example.path / "run.json").read_text())
-    assert info["format"] == 1
+    assert info["format"] == 2
     assert info["versions"]["fedstrata"] == fedstrata.__version__
     assert info["versions"]["torch"] == torch.__version__
     assert info["versions"]["numpy"] == np.__version__
@@ -273,7 +271,7 @@ def test_checkpoints_are_safetensors_with_a_digest(example: Run) -> None:
     for number in (2, 3):
         path = example.path / "checkpoints" / f"{number:06d}.safetensors"
         metadata, tensors = checkpoint_content(path)
-        assert metadata["format"] == "1"
+        assert metadata["format"] == "2"
         assert metadata["round"] == str(number)
         assert len(metadata["sha256"]) == 64
         assert {"model", "objective/mu", "weighting/smoothed_angle", "weighting/count"} == set(tensors)
@@ -718,15 +716,15 @@ def test_a_cuda_device_that_is_not_there(
 
 
 def test_a_lock_that_is_not_let_go_is_waited_for_and_then_said(tmp_path: Path) -> None:
-    with alone(tmp_path):
-        problem = r"others have had it locked for 0\.1 s"
-        with pytest.raises(RunDirectoryError, match=problem), alone(tmp_path, patience=0.1):
+    with locked(tmp_path):
+        problem = rf"is in use by process {os.getpid()}; waited 0\.1 s"
+        with pytest.raises(RunDirectoryError, match=problem), locked(tmp_path, patience=0.1):
             pass
         child = os.fork()
         if child == 0:  # it outlives us by a while, and must not keep the lock
             time.sleep(5)
             os._exit(0)
-    with alone(tmp_path, patience=0.5):
+    with locked(tmp_path, patience=0.5):
         pass
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -738,13 +736,11 @@ def test_a_directory_that_cannot_be_locked_is_no_directory_in_use(
     def no_locks(handle: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    for lock in (alone, locked):
-        with pytest.raises(RunDirectoryError, match="cannot be locked: No such file"), lock(tmp_path / "nowhere"):
-            pass
+    with pytest.raises(RunDirectoryError, match="cannot be locked: No such file"), locked(tmp_path / "nowhere"):
+        pass
     monkeypatch.setattr("fcntl.flock", no_locks)
-    for lock in (alone, locked):
-        with pytest.raises(RunDirectoryError, match="cannot be locked: No locks available"), lock(tmp_path):
-            pass
+    with pytest.raises(RunDirectoryError, match="cannot be locked: No locks available"), locked(tmp_path):
+        pass
 
 
 def test_a_metric_that_was_not_measured_at_the_end_says_when_it_was(tiny: Any, tmp_path: Path, cli: Any) -> None:

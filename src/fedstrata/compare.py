@@ -20,8 +20,8 @@ from pathlib import Path
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.prepared import prepare
-from fedstrata.runs import Line, Run, reopen
-from fedstrata.storage import alone, read_versioned, write_whole
+from fedstrata.runs import Line, Run
+from fedstrata.storage import WHILE_WRITING, Folder, locked
 
 FORMAT = 1
 ENOUGH_SEEDS = 5
@@ -78,14 +78,14 @@ def plan(
 
 def begun_cells(path: Path) -> list[Cell]:
     """Every run of a comparison that was begun, whether it is finished or not."""
-    content = read_versioned(path / "compare.json", FORMAT)
+    content = Folder(path).read_versioned("compare.json", (FORMAT,))
     folders = [(a, seed, _folder(path, a, seed)) for seed in content["seeds"] for a in content["algorithms"]]
     return [Cell(a, seed, Run(at).experiment, at) for a, seed, at in folders if (at / "run.json").exists()]
 
 
 def reopen_comparison(path: Path) -> Comparison:
     """A comparison that was run before, as far as it got."""
-    content = read_versioned(path / "compare.json", FORMAT)
+    content = Folder(path).read_versioned("compare.json", (FORMAT,))
     cells = [cell for cell in begun_cells(path) if Run(cell.path).finished()]
     complete = {seed for seed in content["seeds"] if sum(c.seed == seed for c in cells) == len(content["algorithms"])}
     if not complete:
@@ -99,7 +99,9 @@ def reopen_comparison(path: Path) -> Comparison:
 
 
 def _folder(path: Path, algorithm: str, seed: int) -> Path:
-    return path / algorithm.replace(":", "-").replace("/", "-") / f"seed-{seed}"
+    """A cell's run directory; a link must not lead elsewhere, whoever made the comparison's directory."""
+    arm = algorithm.replace(":", "-").replace("/", "-")
+    return Folder(path).folder(f"{arm}/seed-{seed}").path
 
 
 def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: list[int]) -> None:
@@ -107,23 +109,23 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is no directory; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
-    file = path / "compare.json"
-    with alone(path):  # another comparison may be adding seeds of its own
-        if file.exists():
-            found = read_versioned(file, FORMAT)
+    files = Folder(path)
+    with locked(path, WHILE_WRITING):  # another comparison may be adding seeds of its own
+        if files.has("compare.json"):
+            found = files.read_versioned("compare.json", (FORMAT,))
             if found["request"] != request:
                 raise RunDirectoryError(f"{path} holds another comparison; choose another --out")
             seeds = sorted({*found["seeds"], *seeds})
         elif any(path.iterdir()):
             raise RunDirectoryError(f"{path} exists and holds no comparison; choose another --out")
         content = {"format": FORMAT, "recipe": recipe, "request": request, "algorithms": algorithms, "seeds": seeds}
-        write_whole(file, (json.dumps(content) + "\n").encode())
+        files.write("compare.json", (json.dumps(content) + "\n").encode())
 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
     """Run one cell, or what is left of it, and yield its rounds; a finished one yields nothing."""
     if (cell.path / "run.json").exists():
-        run = reopen(cell.path)
+        run = Run(cell.path)
         found, asked = run.experiment, cell.experiment
         if (found.seed, found.essence()) != (asked.seed, asked.essence()):
             raise RunDirectoryError(f"{cell.path} was run with another recipe; choose another --out")
@@ -136,7 +138,6 @@ def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
 
 def write_results(comparison: Comparison) -> Path:
     """Every run's outcome as a table for other programs: results.csv."""
-    file = comparison.path / "results.csv"
     rows = ["algorithm,seed,metric,value,best,rounds,rounds_to_target,upload,upload_to_target"]
     for cell in comparison.cells:
         run = Run(cell.path)
@@ -153,8 +154,8 @@ def write_results(comparison: Comparison) -> Path:
             summary["upload_to_target"],
         ]
         rows.append(",".join("" if value is None else str(value) for value in values))
-    write_whole(file, ("\n".join(rows) + "\n").encode())
-    return file
+    Folder(comparison.path).write("results.csv", ("\n".join(rows) + "\n").encode())
+    return comparison.path / "results.csv"
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ FedstrataError
 ├── UserError               something the user can put right: one line, exit code 2
 │   ├── RecipeError         a field of a recipe, or a hyperparameter, and its value
 │   ├── DataError           a data set that is missing, corrupt or of the wrong shape
-│   ├── RunDirectoryError   a run directory that is in use, damaged or of another version
+│   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
+│   ├── DiskFull            no room to write a file: which disk it is
 │   ├── RuleError           a user's rule that answers nonsense
 │   └── MissingExtra        an optional dependency that is not installed
 ├── MessageError            a message that cannot be read; it costs the round one client only
@@ -37,6 +38,10 @@ class DataError(UserError):
 
 class RunDirectoryError(UserError):
     """A run directory that cannot be used."""
+
+
+class DiskFull(UserError):
+    """No room to write a file."""
 
 
 class RuleError(UserError):

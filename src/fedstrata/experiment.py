@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,6 +163,19 @@ class Experiment(BaseModel):
     def grouping(self) -> Grouping:
         """What a layer is: the experiment's own grouping, or the algorithm's."""
         return self.layers.grouping or self.build_algorithm().grouping
+
+    def named_code(self) -> list[tuple[str, str]]:
+        """Where the recipe names code as `module:name`, and what: it is imported when the recipe is run."""
+
+        def search(field: str, value: Any) -> Iterator[tuple[str, str]]:
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+            for key, part in inner:
+                yield from search(f"{field}.{key}", part)
+            if isinstance(value, str) and ":" in value:
+                yield field, value
+
+        table = self.to_table()
+        return [found for part in ("task", "algorithm") for found in search(part, table[part])]
 
     def to_toml(self) -> str:
         """The recipe that gives this experiment again."""

@@ -1,14 +1,14 @@
 """A run directory: everything about a run, for live tables, reports and resume (docs/run-directory.md).
 
-    run.json                 format, versions, what was resolved, the layers, the data
+    run.json                 format, the run's id, the recipe's digest, versions, layers, what was resolved, the data
     recipe.toml              the exact recipe
     history.jsonl            one line per round, written when the round is whole
     layers/000001.safetensors    the round's figures per client and layer
     checkpoints/000001.safetensors  the server's state after the round; the last two are kept
-    lock                     held while a process works here
 
 A round is stored in this order: figures, history line, checkpoint. So a checkpoint has all of its past beside it, and
-resuming drops what is younger than it.
+resuming drops what is younger than it. Every file says which run and which round it belongs to, and is refused anywhere
+else. The directory is locked while a process works in it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import hashlib
 import json
 import os
 import platform
+import re
+import secrets
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -25,8 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 
@@ -34,10 +34,13 @@ from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
 from fedstrata.rounds import RoundRecord, ServerState
-from fedstrata.storage import TEMPORARY, alone, append_line, read_lines, read_versioned, write_whole
+from fedstrata.storage import TEMPORARY, WHILE_WRITING, Folder, locked, sync_folder
 
-FORMAT = 1
+FORMAT = 2
 """Version of the run directory's format."""
+
+_NAMELESS = 1
+"""The format whose files do not say which run they are of: it is read, and not written any more."""
 
 _KEPT_CHECKPOINTS = 2
 
@@ -76,12 +79,15 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         """Open an existing run directory."""
-        self.path = path
+        self.path, self._files = path, Folder(path)
         if not path.is_dir():
             raise RunDirectoryError(f"{path} does not exist or is no directory")
-        if not (path / "run.json").exists():
+        if not self._files.has("run.json"):
             raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
-        self.info = read_versioned(path / "run.json", FORMAT)
+        self.info = self._files.read_versioned("run.json", (_NAMELESS, FORMAT))
+        self.id: str | None = self.info.get("id")
+        if (self.id is None) != (self.info["format"] == _NAMELESS):
+            raise RunDirectoryError(f"{path}/run.json is damaged: id = {self.id!r}")
         self.experiment = self._read_recipe()
 
     @classmethod
@@ -90,32 +96,49 @@ class RunDirectory:
         if path.resolve() == Path.cwd():  # it is moved into place whole, which would pull the ground away
             raise RunDirectoryError(f"{path} is the folder you are in; choose another --out")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(path.parent):  # another process may be about to make one of the same name
+        with locked(path.parent, WHILE_WRITING):  # another process may be about to make one of the same name
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunDirectoryError(f"{path} exists and is not empty; use --resume to go on, or another --out")
             fresh = path.with_name(f".{path.name}{TEMPORARY}")
             shutil.rmtree(fresh, ignore_errors=True)
             for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
                 folder.mkdir()
-            content = {"format": FORMAT, "versions": versions(), **info}
-            write_whole(fresh / "run.json", (json.dumps(content, indent=1) + "\n").encode())
-            write_whole(fresh / "recipe.toml", experiment.to_toml().encode())
-            _write_checkpoint(fresh / "checkpoints", state)
+            files, recipe, run = Folder(fresh), experiment.to_toml().encode(), secrets.token_hex(8)
+            about = {"format": FORMAT, "id": run, "recipe_sha256": _sha256(recipe), "versions": versions(), **info}
+            files.write("run.json", _json(about))
+            files.write("recipe.toml", recipe)
+            files.write("history.jsonl", b"")
+            _write_checkpoint(files, state, run)
             os.rename(fresh, path)
+            sync_folder(path.parent)
         return cls(path)
 
     def _read_recipe(self) -> Experiment:
         path = self.path / "recipe.toml"
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = self._files.read("recipe.toml")
+            table = tomllib.loads(content.decode())
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{path} is damaged: {error}") from None
+        known = (self.info.get("recipe_sha256"), self.info.get("recipe_sha256_before"))
+        if self.id is not None and _sha256(content) not in known:
+            raise RunDirectoryError(f"{path} was edited after the run began; put it back, or begin a new run with it")
         return Experiment.read(table)  # someone else may have written it
 
+    def require_resumable(self) -> None:
+        """Refuse to go on with a run whose files do not say that they belong together."""
+        if self.id is None:
+            problem = f"has format {_NAMELESS}, of which no file says what run it is of"
+            raise RunDirectoryError(f"{self.path} {problem}: it can be shown and not resumed; begin a new run")
+
     def rewrite_recipe(self, experiment: Experiment) -> None:
-        """Store a changed recipe (a run that is extended)."""
-        write_whole(self.path / "recipe.toml", experiment.to_toml().encode())
-        self.experiment = experiment
+        """Store a changed recipe (a run that is extended). Killed in between, it is the one before."""
+        recipe = experiment.to_toml().encode()
+        info = {**self.info, "recipe_sha256": _sha256(recipe)}
+        self._files.write("run.json", _json({**info, "recipe_sha256_before": self.info["recipe_sha256"]}))
+        self._files.write("recipe.toml", recipe)
+        self._files.write("run.json", _json(info))
+        self.info, self.experiment = info, experiment
 
     # --- while it runs ------------------------------------------------------------------------------------------
 
@@ -124,23 +147,25 @@ class RunDirectory:
         arrays = {name: values.astype(np.float64) for name, values in record.layers.items()}
         arrays |= {"clients": record.clients, "sizes": record.sizes, "work": record.work, "loss": record.losses}
         arrays = {name: np.ascontiguousarray(values) for name, values in sorted(arrays.items())}
-        write_whole(self._figures_path(record.round), save_arrays(arrays))
+        metadata = {"run": str(self.id), "round": str(record.round)}
+        self._files.write(_file("layers", record.round), save_arrays(arrays, metadata))
 
     def append_history(self, line: dict[str, Any]) -> None:
         """Add the round's line."""
-        append_line(self.path / "history.jsonl", line)
+        self._files.append_line("history.jsonl", {"run": self.id, **line})
 
     def store_checkpoint(self, state: ServerState) -> None:
         """Write the server's state, and forget all but the last ones."""
-        _write_checkpoint(self.path / "checkpoints", state)
+        _write_checkpoint(self._files, state, str(self.id))
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
-        for old in self._checkpoints()[:-_KEPT_CHECKPOINTS]:
-            old.unlink()
+        for round in self._rounds("checkpoints")[:-_KEPT_CHECKPOINTS]:
+            self._files.remove(_file("checkpoints", round))
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("*.safetensors"))
+    def _rounds(self, folder: str) -> list[int]:
+        """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""
+        return sorted(int(found[1]) for name in self._files.names(folder) if (found := _ROUND.fullmatch(name)))
 
     def rewind(self, round: int) -> None:
         """Drop everything younger than a round: what an interrupted process left of the next one.
@@ -148,22 +173,25 @@ class RunDirectory:
         A round that was evaluated only for being the last one loses its figures when the run is extended, so that the
         history is that of a run that was never shorter.
         """
-        path = self.path / "history.jsonl"
         kept = self.history()[:round]
         rounds, every = self.experiment.training.rounds, self.experiment.evaluation.every
         if kept and round < rounds and round % every:
             kept[-1]["metrics"], kept[-1]["unmeasured"] = {}, []
             kept[-1]["bytes"]["evaluation"] = 0
         if len(kept) < round:
+            path = self.path / "history.jsonl"
             raise RunDirectoryError(f"{path} is damaged: it ends before round {round}, which has a checkpoint")
-        content = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in kept).encode()
-        if path.exists() and path.read_bytes() != content:
-            write_whole(path, content)
-        for file in (*self.path.glob(f"*/*{TEMPORARY}"), *self.path.glob(f"*{TEMPORARY}")):
-            file.unlink()
-        for file in (self.path / "layers").glob("*.safetensors"):
-            if _number(file) > round:
-                file.unlink()
+        lines = [json.dumps({"run": self.id, **line}, separators=(",", ":"), allow_nan=False) + "\n" for line in kept]
+        content = "".join(lines).encode()
+        if not self._files.has("history.jsonl") or self._files.read("history.jsonl") != content:
+            self._files.write("history.jsonl", content)
+        for folder in ("", "layers", "checkpoints"):
+            for name in self._files.names(folder):
+                if name.endswith(TEMPORARY):
+                    self._files.remove(f"{folder}/{name}" if folder else name)
+        for later in self._rounds("layers"):
+            if later > round:
+                self._files.remove(_file("layers", later))
         self._forget_old_checkpoints()
 
     # --- afterwards ---------------------------------------------------------------------------------------------
@@ -171,75 +199,100 @@ class RunDirectory:
     def history(self) -> list[dict[str, Any]]:
         """One record per whole round."""
         path = self.path / "history.jsonl"
-        lines = read_lines(path)
+        lines = self._files.read_lines("history.jsonl") if self._files.has("history.jsonl") else []
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, dict) or line.get("round") != number:
                 raise RunDirectoryError(f"{path} is damaged: line {number} is not that of round {number}")
+            if line.pop("run", None) != self.id:
+                raise RunDirectoryError(f"{path}: line {number} is of another run")
         return lines
 
     def figures(self, round: int) -> dict[str, np.ndarray]:
         """The per-layer figures of a round."""
-        path = self._figures_path(round)
+        name = _file("layers", round)
         try:
-            return dict(load_file(path))
+            tensors, metadata = self._files.read_tensors(name, "numpy")
         except FileNotFoundError:
             raise RunDirectoryError(f"{self.path} has no per-layer figures of round {round}") from None
-        except (OSError, SafetensorError) as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path / name} is damaged: {error}") from None
+        if self.id is not None:
+            self._require_ours(name, metadata, round)
+        return tensors
 
     def latest(self, layers: Layers | None = None) -> ServerState:
         """The state after the last checkpoint, checked against its digest and, if given, the model's layout."""
-        checkpoints = self._checkpoints()
-        if not checkpoints:
+        rounds = self._rounds("checkpoints")
+        if not rounds:
             raise RunDirectoryError(f"{self.path}/checkpoints is empty")
-        state = _read_checkpoint(checkpoints[-1])
+        state = self._read_checkpoint(rounds[-1])
         if layers is not None and (len(state.model) != layers.numel or state.model.dtype != layers.dtype):
             raise RunDirectoryError(
-                f"{checkpoints[-1]} has {len(state.model)} numbers of {state.model.dtype}, "
-                f"the recipe's model {layers.numel} of {layers.dtype}"
+                f"{self.path / _file('checkpoints', state.round)} has {len(state.model)} numbers of "
+                f"{state.model.dtype}, the recipe's model {layers.numel} of {layers.dtype}"
             )
         return state
 
-    def _figures_path(self, round: int) -> Path:
-        return self.path / "layers" / f"{round:06d}.safetensors"
+    def _read_checkpoint(self, round: int) -> ServerState:
+        name = _file("checkpoints", round)
+        remedy = "delete it to go on from the checkpoint before it"
+        try:
+            tensors, metadata = self._files.read_tensors(name, "pt")
+        except (OSError, RunDirectoryError) as error:
+            raise RunDirectoryError(f"checkpoint {error}; {remedy}") from None
+        path = self.path / name
+        if metadata.get("format") != str(self.info["format"]):
+            problem = f"format = {metadata.get('format')!r}, expected {str(self.info['format'])!r}"
+            raise RunDirectoryError(f"checkpoint {path}: {problem}")
+        if "model" not in tensors or metadata.get("sha256") != _digest(tensors, metadata):
+            raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
+        self._require_ours(name, metadata, round)
+        parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
+        for key, tensor in tensors.items():
+            part, _, rest = key.partition("/")
+            if part in parts:
+                parts[part][rest] = tensor
+        return ServerState(round, tensors["model"], **parts)
+
+    def _require_ours(self, name: str, metadata: Mapping[str, str], round: int) -> None:
+        """Refuse a file of another run, or one that was renamed."""
+        if metadata.get("run") != self.id:
+            raise RunDirectoryError(f"{self.path / name} is of another run; delete it")
+        if metadata.get("round") != str(round):
+            raise RunDirectoryError(f"{self.path / name} is of round {metadata.get('round')}; delete it")
 
 
-def _number(path: Path) -> int:
-    return int(path.name.split(".")[0])
+_ROUND = re.compile(r"([0-9]{6}|[1-9][0-9]{6,14})\.safetensors")
+"""What `_file` calls the file of a round."""
 
 
-def _write_checkpoint(folder: Path, state: ServerState) -> None:
+def _file(folder: str, round: int) -> str:
+    return f"{folder}/{round:06d}.safetensors"
+
+
+def _write_checkpoint(files: Folder, state: ServerState, run: str) -> None:
     tensors = {"model": state.model}
     for part in ("objective", "weighting", "server"):
         tensors |= {f"{part}/{name}": tensor for name, tensor in getattr(state, part).items()}
     tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    metadata = {"format": str(FORMAT), "round": str(state.round), "sha256": _digest(tensors, str(state.round))}
-    write_whole(folder / f"{state.round:06d}.safetensors", save_tensors(tensors, metadata))
+    metadata = {"format": str(FORMAT), "run": run, "round": str(state.round)}
+    metadata["sha256"] = _digest(tensors, metadata)
+    files.write(_file("checkpoints", state.round), save_tensors(tensors, metadata))
 
 
-def _read_checkpoint(path: Path) -> ServerState:
-    remedy = "delete it to go on from the checkpoint before it"
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError) as error:
-        raise RunDirectoryError(f"checkpoint {path} is damaged: {error}; {remedy}") from None
-    if metadata.get("format") != str(FORMAT):
-        raise RunDirectoryError(f"checkpoint {path}: format = {metadata.get('format')!r}, expected {str(FORMAT)!r}")
-    if "model" not in tensors or metadata.get("sha256") != _digest(tensors, metadata.get("round")):
-        raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
-    parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition("/")
-        if part in parts:
-            parts[part][rest] = tensor
-    return ServerState(int(metadata["round"]), tensors["model"], **parts)
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], round: str | None) -> str:
-    digest = hashlib.sha256(f"round {round};".encode())
+def _digest(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> str:
+    """Of all that a checkpoint says, the run and the round included."""
+    whose = f"run {metadata['run']};" if "run" in metadata else ""
+    digest = hashlib.sha256(f"{whose}round {metadata.get('round')};".encode())
     for name in sorted(tensors):
         digest.update(f"{name}:{tuple(tensors[name].shape)}:{tensors[name].dtype};".encode())
         digest.update(tensors[name].contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()

@@ -6,6 +6,7 @@ print(run.summary(), run.figures(5)["divergence"])
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ from torch import nn
 from fedstrata import experiment as experiments
 from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms import to_table
-from fedstrata.errors import RecipeError, RunDirectoryError
+from fedstrata.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.evaluation import Figures, Unmeasured, evaluate
 from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
@@ -43,6 +44,8 @@ CHANGEABLE_ON_RESUME = (
     "engine.timeout",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
+
+_log = logging.getLogger("fedstrata")
 
 Line = dict[str, Any]
 """A line of the history."""
@@ -101,6 +104,7 @@ class Run:
         An `engine` that is given already runs; otherwise the experiment's own is started, and stopped at the end.
         """
         directory = self.directory
+        directory.require_resumable()
         with ExitStack() as stack:
             stack.enter_context(locked(directory.path))
             if prepared is None:
@@ -232,8 +236,15 @@ class Run:
             "weights_sha256": weights_digest(self.directory.latest().model),
         }
 
+    def announce_imports(self) -> None:
+        """Say what code the recipe names, which may be somebody else's, before it is imported."""
+        for field, name in self.experiment.named_code():
+            _log.warning("%s: its recipe names code that is imported now: %s = %s", self.path, field, printable(name))
+
     def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
-        """The trained model."""
+        """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
+        if task is None:
+            self.announce_imports()
         prepared = prepare(self.experiment, task, data)
         prepared.layers.bind(prepared.model, self.directory.latest(prepared.layers).model)
         return prepared.model.eval()
@@ -298,8 +309,10 @@ def resume(
 
 
 def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -> Run:
-    """Open a run for continuing it, with the few settings that may change."""
+    """Open a run for continuing it, with the few settings that may change. The log says what it will import."""
     old = Run(path)
+    old.directory.require_resumable()
+    old.announce_imports()
     changes = _as_mapping(settings)
     if not changes:
         return old

@@ -1,67 +1,241 @@
-"""Files that survive a kill at any instant: they are replaced as a whole, or grow by whole lines."""
+"""Files that survive a kill at any instant, in folders that somebody else may have filled.
+
+A file is replaced as a whole, or grows by whole lines. Nothing below a folder is reached through a link, and only
+regular files are opened: whatever lies in a run directory, nothing outside it is read, changed or removed through it.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import re
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedstrata.errors import RunDirectoryError
+from safetensors import SafetensorError, safe_open
+
+from fedstrata.errors import DiskFull, RunDirectoryError
+from fedstrata.wording import size
 
 TEMPORARY = ".partial"
 
 _held: set[int] = set()  # handles of the locks that this process holds
 
 
+class Folder:
+    """The files below a folder, by their names relative to it, such as `layers/000001.safetensors`.
+
+    The folder itself is where its owner says, and may be a link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file or folder of this name; a link is an error."""
+        with self._folder_of(name, missing_ok=True) as (handle, last):
+            return handle is not None and self._kind(name, handle, last) is not None
+
+    def names(self, folder: str = "") -> list[str]:
+        """What a folder below holds, in order, without looking at it."""
+        with self._opened(folder) as handle:
+            return sorted(os.listdir(handle))
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        with os.fdopen(self._open(name, os.O_RDONLY), "rb") as file:
+            return file.read()
+
+    def read_tensors(self, name: str, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """The tensors and the metadata of a safetensors file."""
+        handle = self._open(name, os.O_RDONLY)
+        try:
+            with safe_open(f"/dev/fd/{handle}", framework=framework) as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                return tensors, dict(file.metadata() or {})
+        except SafetensorError as error:
+            raise RunDirectoryError(f"{self.path / name} is damaged: {error}") from None
+        finally:
+            os.close(handle)
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        """All whole lines of a JSON-lines file."""
+        lines = self.read(name).split(b"\n")[:-1]  # what follows the last newline was torn
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            raise RunDirectoryError(f"{self.path / name} is damaged: a line is not JSON") from None
+
+    def read_versioned(self, name: str, versions: Collection[int]) -> dict[str, Any]:
+        """A JSON file of ours, if it is whole and of a format we read."""
+        path = self.path / name
+        try:
+            content = json.loads(self.read(name).decode())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+        found = content.get("format") if isinstance(content, dict) else content
+        if not isinstance(content, dict) or found not in versions:
+            readable = " and ".join(map(str, sorted(versions)))
+            raise RunDirectoryError(f"{path}: format = {found!r}; this version of fedstrata reads format {readable}")
+        return content
+
+    def folder(self, name: str) -> Folder:
+        """A folder below, if no link leads there; it need not be there yet."""
+        with self._folder_of(name, missing_ok=True) as (handle, last):
+            if handle is not None and self._kind(name, handle, last) not in (None, stat.S_IFDIR):
+                raise RunDirectoryError(f"{self.path / name} is no folder")
+        return Folder(self.path / name)
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file in one step: a reader sees the old one or the new one, also after the power went."""
+        with self._folder_of(name) as (folder, last):
+            assert folder is not None
+            partial = last + TEMPORARY
+            try:
+                handle = self._new(folder, partial)
+                try:
+                    _write_all(handle, content)
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+                os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except OSError:
+                self._unlink(folder, partial)  # a full disk needs the room
+                raise
+
+    def append_line(self, name: str, record: dict[str, Any]) -> None:
+        """Add one JSON line to a file. A kill in the middle leaves a torn last line, which `read_lines` drops."""
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+        handle = self._open(name, os.O_WRONLY | os.O_APPEND)
+        with self._told(name):
+            try:
+                if os.fstat(handle).st_nlink > 1:
+                    raise RunDirectoryError(f"{self.path / name} has a second name elsewhere (a hard link); copy it")
+                _write_all(handle, line.encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a link and not what it leads to."""
+        with self._folder_of(name) as (folder, last):
+            assert folder is not None
+            self._unlink(folder, last)
+
+    def _new(self, folder: int, name: str) -> int:
+        """A handle of a file that was not there before: it is no link, and nobody else has it open."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            return os.open(name, flags, 0o644, dir_fd=folder)
+        except FileExistsError:  # of a process that was killed; or a link that somebody left there
+            self._unlink(folder, name)
+            return os.open(name, flags, 0o644, dir_fd=folder)
+
+    @staticmethod
+    def _unlink(folder: int, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+    # --- without following links ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _folder_of(self, name: str, missing_ok: bool = False) -> Iterator[tuple[int | None, str]]:
+        """A handle of the folder that has a file, and the file's name in it; None if there is no such folder."""
+        *folders, last = _parts(name)
+        with self._told(name), self._opened("/".join(folders), missing_ok) as handle:
+            yield handle, last
+
+    @contextmanager
+    def _opened(self, name: str, missing_ok: bool = False) -> Iterator[int | None]:
+        """A handle of a folder below, reached one step at a time."""
+        handle = None
+        try:
+            with self._told(name):
+                handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                steps = _parts(name) if name else []
+                for at, step in enumerate(steps):
+                    below = "/".join(steps[: at + 1])
+                    if self._kind(below, handle, step) not in (None, stat.S_IFDIR):
+                        raise RunDirectoryError(f"{self.path / below} is no folder")
+                    above, handle = handle, None
+                    try:
+                        handle = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+                    finally:
+                        os.close(above)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+        try:
+            yield handle
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def _kind(self, name: str, folder: int, last: str) -> int | None:
+        """Whether there is a file (S_IFREG) or a folder (S_IFDIR), or nothing; all else is refused."""
+        try:
+            kind = stat.S_IFMT(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return None
+        if kind == stat.S_IFLNK:
+            raise RunDirectoryError(f"{self.path / name} is a link; what it leads to is not touched")
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            raise RunDirectoryError(f"{self.path / name} is neither a file nor a folder")
+        return kind
+
+    def _open(self, name: str, flags: int) -> int:
+        """A handle of a regular file. One that is exchanged for something else meanwhile is refused, too."""
+        with self._folder_of(name) as (folder, last):
+            assert folder is not None
+            self._kind(name, folder, last)
+            handle = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise RunDirectoryError(f"{self.path / name} is no file")
+            return handle
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Errors of the system name the whole path; that of a full disk also which disk it is."""
+        try:
+            yield
+        except OSError as error:
+            path = self.path / name
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"{path} cannot be written: {_disk_of(self.path)}; make room there and go on") from None
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file in one step: a reader sees the old one or the new one."""
-    partial = path.with_name(path.name + TEMPORARY)
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        _write_all(handle, content)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    os.replace(partial, path)
+    Folder(path.parent).write(path.name, content)
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one JSON line. A kill in the middle leaves a torn last line, which `read_lines` drops."""
-    line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def sync_folder(path: Path) -> None:
+    """Make sure that what a folder holds, by name, is on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _write_all(handle, line.encode())
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSON-lines file."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was torn
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError:
-        raise RunDirectoryError(f"{path} is damaged: a line is not JSON") from None
-
-
-def read_versioned(path: Path, version: int) -> dict[str, Any]:
-    """A JSON file of ours, if it is whole and of the format we read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from None
-    found = content.get("format") if isinstance(content, dict) else content
-    if not isinstance(content, dict) or found != version:
-        raise RunDirectoryError(f"{path}: format = {found!r}; this version of fedstrata reads format {version}")
-    return content
+def _parts(name: str) -> list[str]:
+    parts = list(PurePosixPath(name).parts)
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts:
+        raise RunDirectoryError(f"{name!r} is no name of a file in a folder")
+    return parts
 
 
 def _write_all(handle: int, content: bytes) -> None:
@@ -70,36 +244,27 @@ def _write_all(handle: int, content: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory for this process alone; the operating system lets go when the process ends, however it ends."""
-    path = directory / "lock"
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise RunDirectoryError(f"{directory} is in use by process {owner}") from None
-        except OSError as error:
-            raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
-        _held.add(handle)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        _held.discard(handle)
-        os.close(handle)
+def _disk_of(path: Path) -> str:
+    """Where the disk is mounted that a folder is on, and how much room it has left."""
+    place = path.resolve()
+    while not os.path.ismount(place):
+        place = place.parent
+    free = os.statvfs(place)
+    return f"no space left on the disk at {place} ({size(free.f_bavail * free.f_frsize)} free)"
+
+
+# --- one process at a time -------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def alone(directory: Path, patience: float = 30.0) -> Iterator[None]:
-    """Wait until no other process is between reading and writing there; nothing is left behind."""
+def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold a directory for this process alone, after waiting for others if there is `patience` (in seconds).
+
+    The directory itself is locked, so there is no file to be deleted. The operating system lets go when the process
+    ends, however it ends.
+    """
     try:
-        handle = os.open(directory, os.O_RDONLY)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
     try:
@@ -109,9 +274,9 @@ def alone(directory: Path, patience: float = 30.0) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    problem = f"others have had it locked for {patience:g} s"
-                    raise RunDirectoryError(f"{directory} cannot be written to: {problem}") from None
+                if time.monotonic() >= deadline:
+                    waited = f"; waited {patience:g} s" if patience else ""
+                    raise RunDirectoryError(f"{directory} is in use by {_owner(handle)}{waited}") from None
                 time.sleep(0.01)
             except OSError as error:  # a file system without locks
                 raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
@@ -120,6 +285,21 @@ def alone(directory: Path, patience: float = 30.0) -> Iterator[None]:
     finally:
         _held.discard(handle)
         os.close(handle)
+
+
+WHILE_WRITING = 30.0
+"""Seconds to wait for a process that is between reading and writing."""
+
+
+def _owner(handle: int) -> str:
+    """Who holds the lock of a directory, as far as the kernel tells."""
+    about = os.fstat(handle)
+    place = rf"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    try:
+        found = re.search(rf"FLOCK +\w+ +WRITE +(\d+) +{place} ", Path("/proc/locks").read_text(encoding="ascii"))
+    except OSError:
+        found = None
+    return f"process {found[1]}" if found else "another process"
 
 
 def _let_go() -> None:

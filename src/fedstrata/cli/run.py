@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedstrata.cli.options import Algorithm, Data, Engine, Seed, Settings, Workers
 from fedstrata.cli.tables import LiveTable
-from fedstrata.errors import FedstrataError, UserError
+from fedstrata.errors import DiskFull, FedstrataError, UserError
 from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | N
         done = history[-1]["round"] if history else 0
         console.print(f"stopped after round {done}; go on with: fedstrata run --resume {run.path}", soft_wrap=True)
         raise typer.Exit(130) from None
+    except DiskFull:
+        console.print(f"when there is room, go on with: fedstrata run --resume {run.path}", soft_wrap=True)
+        raise
     except FedstrataError:
         console.print(f"run directory, with what was done: {run.path}", soft_wrap=True, highlight=False)
         raise

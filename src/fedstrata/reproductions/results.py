@@ -27,7 +27,7 @@ from fedstrata.reproductions.measures import Series, cumulative_upload, measure
 from fedstrata.reproductions.study import Study, StudyRun, recipe_hash
 from fedstrata.rundir import versions
 from fedstrata.runs import Run
-from fedstrata.storage import alone, read_versioned, write_whole
+from fedstrata.storage import WHILE_WRITING, Folder, locked, write_whole
 
 FORMAT = 1
 
@@ -99,7 +99,7 @@ def store(study: Study, cell: str, runs: list[StudyRun], folder: Path, failed: M
     """Write a cell's finished runs (and those that failed for good), beside stored ones of the same recipe."""
     path = folder / study.name / f"{cell}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path.parent):  # another job may have other seeds of this study
+    with locked(path.parent, WHILE_WRITING):  # another job may have other seeds of this study
         return _store(study, cell, runs, path, failed)
 
 
@@ -225,7 +225,7 @@ def _read(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def _read_once(path: Path, *_: int) -> dict[str, Any]:
     """A file that is as it was is not read again: a page of all studies looks into each of them many times."""
-    content = read_versioned(path, FORMAT)
+    content = Folder(path.parent).read_versioned(path.name, (FORMAT,))
     arms = content.get("arms")
     if not isinstance(arms, dict):
         raise RunDirectoryError(f"{path} is damaged: it has no arms")
