@@ -24,7 +24,7 @@ def partition_table(table: Sequence[Sequence[int]], class_names: Sequence[str], 
     """Clients × classes with the clients' sizes; the first `rows` clients when there are more."""
     left_out = len(table) - rows
     view = Table(title="samples by client and class", caption=f"and {left_out} more clients" if left_out > 0 else None)
-    for heading in ("client", *class_names, "all"):
+    for heading in ("client", *map(str, class_names), "all"):
         view.add_column(heading, justify="right")
     for client, counts in enumerate(table[:rows]):
         view.add_row(str(client), *(str(count) if count else "·" for count in counts), str(sum(counts)))
