@@ -70,7 +70,7 @@ def say(text: str, *, stderr: bool = False) -> None:
 
 
 def prepare() -> None:
-    """Let nothing fail, or steer the terminal, that is not written here: typer's help, a traceback, a log."""
+    """For what others write, such as typer's help: all of it can be encoded, and tracebacks steer no terminal."""
     codecs.register_error(_TO_ASCII, _replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
