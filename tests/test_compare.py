@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.text import Text
 
 import fedstrata
 from fedstrata.cli.compare import parse_seeds, result_tables
@@ -141,8 +140,7 @@ def test_seeds(text: str, seeds: list[int]) -> None:
 
 
 def cells_of(table: Any) -> list[list[str]]:
-    columns = [[Text.from_markup(cell).plain for cell in column.cells] for column in table.columns]
-    return [list(row) for row in zip(*columns, strict=True)]
+    return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
 
 
 @pytest.fixture

@@ -69,10 +69,14 @@ class ReplyError(MessageError):
 _MOST_LETTERS = 1000
 
 
+def visible(text: str) -> str:
+    """Text in which whatever would steer a terminal is written out, as in Python: controls, newlines, half pairs."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def printable(text: str) -> str:
     """Somebody else's words in one line that a terminal shows as they are: no control characters, and not for ever."""
-    line = " ".join(text[: 2 * _MOST_LETTERS].split())
-    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    shown = visible(" ".join(text[: 2 * _MOST_LETTERS].split()))
     return shown if len(shown) <= _MOST_LETTERS else f"{shown[: _MOST_LETTERS - 1]}…"
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedstrata.cli import compare, data, flower, report, reproduce, run, show
+from fedstrata.cli import compare, data, flower, report, reproduce, run, show, terminal
 from fedstrata.errors import FedstrataError, UserError
 from fedstrata.processes import stop_when_asked
 
@@ -16,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help=(
-        "Layer-aware federated learning: train FedAvg, FedProx, FedAdp, FedLayerWise, FedLDF, adaptive μ, FedLap, or "
+        "Layer-aware federated learning: train FedAvg, FedProx, FedAdp, FedLayerWise, FedLDF, adaptive mu, FedLap, or "
         "any mixture of their parts, on non-IID data, and see what happens in every layer.\n\n"
         "Start with: fedstrata run quickstart"
     ),
@@ -37,7 +37,7 @@ def _version(show: bool) -> None:
     if show:
         from fedstrata import __version__
 
-        print(f"fedstrata {__version__}")
+        terminal.say(f"fedstrata {__version__}")
         raise typer.Exit
 
 
@@ -50,6 +50,7 @@ def _options(
 
 def main() -> None:
     """Run a command; an error of the user's is one line and exit code 2, never a traceback."""
+    terminal.prepare()
     stop_when_asked()
     try:
         code = app(standalone_mode=False)
@@ -57,7 +58,7 @@ def main() -> None:
     except FedstrataError as error:
         _complain(str(error))
         for hint in getattr(error, "hints", ()):
-            print(f"  {hint}", file=sys.stderr)
+            terminal.say(f"  {hint}", stderr=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -71,11 +72,12 @@ def main() -> None:
         if usage is None:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(usage())
+            for line in usage().splitlines():  # empty, where typer has shown the help itself
+                terminal.say(line)
         else:
             _complain(f"{usage()} (--help shows what there is)")
         sys.exit(2)
 
 
 def _complain(problem: str) -> None:
-    print(f"error: {' '.join(problem.split())}", file=sys.stderr)
+    terminal.say(f"error: {' '.join(problem.split())}", stderr=True)

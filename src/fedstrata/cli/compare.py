@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedstrata.cli.options import Data, Settings, Workers
+from fedstrata.cli.terminal import Console
 from fedstrata.errors import UserError
 from fedstrata.wording import figure, size
 
@@ -58,8 +58,8 @@ def compare_command(
         console.print(f"stopped; the same command with --out {comparison.path} goes on from here", soft_wrap=True)
         raise typer.Exit(130) from None
     show_tables(console, comparison)
-    console.print(f"as numbers: {write_results(comparison)}", soft_wrap=True, highlight=False)
-    console.print(f"run directories: {comparison.path}", soft_wrap=True, highlight=False)
+    console.print(f"as numbers: {write_results(comparison)}", soft_wrap=True)
+    console.print(f"run directories: {comparison.path}", soft_wrap=True)
 
 
 def show_comparison(console: Console, path: Path) -> None:
@@ -94,7 +94,7 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
     from fedstrata.runs import Run
 
     progress = Progress(
-        TextColumn("{task.description}"),
+        "{task.description}",
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -110,7 +110,7 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
     try:
         for cell in comparison.cells:
             if not console.is_terminal:
-                console.print(f"{cell.algorithm}, seed {cell.seed}", highlight=False)
+                console.print(f"{cell.algorithm}, seed {cell.seed}")
             done = len(Run(cell.path).history()) if (cell.path / "run.json").exists() else 0
             progress.advance(bar, done)
             for line in run_cell(cell, data):
@@ -120,7 +120,7 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
                 if console.is_terminal:
                     live.update(Group(_live_table(comparison, latest), progress), refresh=True)
                 elif line["round"] % max(1, cell.experiment.training.rounds // 5) == 0:
-                    console.print(f"  {_progress_line(cell, line)}", highlight=False)
+                    console.print(f"  {_progress_line(cell, line)}")
             progress.advance(bar, cell.experiment.training.rounds - done)  # stopped early at its target
     finally:
         if console.is_terminal:
@@ -168,7 +168,7 @@ def result_tables(comparison: Comparison) -> list[Table]:
     }
     for algorithm in comparison.algorithms:
         cells = (estimate(values[algorithm, column.name]).written(column.value) for column in columns)
-        table.add_row(escape(algorithm), *map(escape, cells))
+        table.add_row(algorithm, *cells)
     tables = [table]
     if len(comparison.algorithms) > 1:
         baseline = comparison.algorithms[0]
@@ -176,7 +176,7 @@ def result_tables(comparison: Comparison) -> list[Table]:
         for algorithm in comparison.algorithms[1:]:
             found = {c.name: paired_differences(values[algorithm, c.name], values[baseline, c.name]) for c in columns}
             cells = (written_differences(found[c.name], c.difference, algorithm, baseline, c.rises) for c in columns)
-            paired.add_row(escape(algorithm), *map(escape, cells))
+            paired.add_row(algorithm, *cells)
         tables.append(paired)
     return tables
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
+from fedstrata.cli.terminal import Console, say
 from fedstrata.errors import UserError
 
 app = typer.Typer(
@@ -55,7 +54,7 @@ def list_sets(data: Directory = None) -> None:
             row = ("yes", *sizes, found.source)
         except UserError as error:
             row = ("no", "", "", str(error) if Path(where).exists() else f"fedstrata data get {name}")
-        table.add_row(name, *map(escape, (*row, where)))
+        table.add_row(name, *row, where)
     Console().print(table)
 
 
@@ -79,9 +78,9 @@ def get(name: Name, source: Source = None, data: Directory = None) -> None:
 
     place = fetching.get(name, source, data)
     if name == datasets.MINI:
-        print(f"{name} is embedded in fedstrata: nothing to get")
+        say(f"{name} is embedded in fedstrata: nothing to get")
     else:
-        print(f"{name} is in {place}: {datasets.load(name, data).source}")
+        say(f"{name} is in {place}: {datasets.load(name, data).source}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import Algorithm, Data, Seed, Settings
+from fedstrata.cli.terminal import say
 from fedstrata.errors import MissingExtra, RecipeError
 
 app = typer.Typer(no_args_is_help=True, help="Run on many machines with Flower, over TLS and with a key for each node.")
@@ -30,11 +31,13 @@ def init_command(
     ] = False,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", metavar="N,…", help="Of an input, for --local-data; of images channels,height,width."),
+        typer.Option(
+            "--shape", metavar="N,...", help="Of an input, for --local-data; of images channels,height,width."
+        ),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option("--classes", metavar="N|NAME,…", help="For --local-data; else those of the recipe's set."),
+        typer.Option("--classes", metavar="N|NAME,...", help="For --local-data; else those of the recipe's set."),
     ] = None,
     algorithm: Algorithm = None,
     settings: Settings = None,
@@ -68,14 +71,14 @@ def init_command(
     else:
         experiment, count = deployment.for_nodes(experiment, nodes, data)
     deployment.write(folder, experiment, count, deployment.Address(address, port), days)
-    print(f"{folder}: {experiment.name}, {experiment.label}, for a server at {address}:{port} and {count} nodes")
-    print(f"  {folder}/README.md says what goes where, and what each machine needs")
+    say(f"{folder}: {experiment.name}, {experiment.label}, for a server at {address}:{port} and {count} nodes")
+    say(f"  {folder}/README.md says what goes where, and what each machine needs")
     last = count - 1
-    print(f"  on the server:  {folder}/server/server.sh")
-    print(f"  on the nodes:   {folder}/node-0/node.sh{f' … node-{last}/node.sh' if last else ''}")
+    say(f"  on the server:  {folder}/server/server.sh")
+    say(f"  on the nodes:   {folder}/node-0/node.sh{f' … node-{last}/node.sh' if last else ''}")
     if local_data or experiment.task.nodes is not None:
-        print("                  after saying in each node.toml where its data is")
-    print(f"  then a run:     {folder}/server/start-run.sh first")
+        say("                  after saying in each node.toml where its data is")
+    say(f"  then a run:     {folder}/server/start-run.sh first")
 
 
 @app.command("check")
@@ -89,7 +92,7 @@ def check_command(
     _require_flower("fedstrata flower check")
     from fedstrata.engines.flower import deployment
 
-    print(f"{folder.absolute().name}: {deployment.check_node(folder)}")
+    say(f"{folder.absolute().name}: {deployment.check_node(folder)}")
 
 
 def _require_flower(command: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli.terminal import say
 from fedstrata.wording import size
 
 
@@ -23,16 +24,16 @@ def report_command(
 
     Examples:
 
-    fedstrata report runs/quickstart-fedavg-s0-…
+    fedstrata report runs/quickstart-fedavg-s0-...
 
-    fedstrata report runs/compare-quickstart-… --out quickstart.html --open
+    fedstrata report runs/compare-quickstart-... --out quickstart.html --open
 
     fedstrata report reproductions/adaptive-mu/holders
     """
     from fedstrata.report import write
 
     count = write(directories, out)
-    print(f"wrote {out} ({size(count)})")
+    say(f"wrote {out} ({size(count)})")
     if show:
         import webbrowser
 

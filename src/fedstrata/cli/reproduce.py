@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from fedstrata.cli.compare import parse_seeds
 from fedstrata.cli.options import Data
+from fedstrata.cli.terminal import Console
 from fedstrata.errors import UserError
 from fedstrata.storage import locked
 from fedstrata.wording import duration, figure
@@ -119,7 +119,7 @@ def reproduce_command(
         pictures = figures or page.parent / "figures"
         text = build(results or _RESULTS, pictures, Path(os.path.relpath(pictures, page.parent)).as_posix())
         page.write_text(text, encoding="utf-8")
-        console.print(f"written: {page}", highlight=False, soft_wrap=True)
+        console.print(f"written: {page}", soft_wrap=True)
     if page is not None or (name is None and figures is not None):
         return
     if name is None:
@@ -142,7 +142,7 @@ def reproduce_command(
         folder = Path("reproductions") / f"{study.name}-check"
     runs = [run for run in plan(study, chosen, folder) if run.arm in chosen_arms]
     if quick:
-        console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
+        console.print(_quick_note(whole, study, len(chosen)), soft_wrap=True)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder):
@@ -155,8 +155,8 @@ def reproduce_command(
         raise typer.Exit(130) from None
     _show(console, study, store)
     if quick:
-        console.print(_quick_note(whole, study, len(chosen)), highlight=False, soft_wrap=True)
-    console.print(f"stored: {store / study.name}; run directories: {folder}", highlight=False, soft_wrap=True)
+        console.print(_quick_note(whole, study, len(chosen)), soft_wrap=True)
+    console.print(f"stored: {store / study.name}; run directories: {folder}", soft_wrap=True)
 
 
 def _refuse(reason: str, options: dict[str, object]) -> None:
@@ -218,7 +218,7 @@ def _overview(results: Path) -> Table:
         found = Results.stored(study, results)
         stored = seeds_stored(found).removesuffix(" seeds") if any(found.all_seeds()) else "nothing"
         runs = str(sum(study.runs(cell) for cell in study.cells))
-        table.add_row(name, escape(f"{study.paper}: {study.shows}"), runs, study.expected_time(cores), stored)
+        table.add_row(name, f"{study.paper}: {study.shows}", runs, study.expected_time(cores), stored)
     return table
 
 
@@ -230,7 +230,7 @@ def _show(console: Console, study: Study, results: Path) -> None:
     found = Results.stored(study, results)
     if not any(found.all_seeds()):
         raise UserError(f"{results / study.name}: nothing is stored of this study")
-    console.print(f"{study.title}: {study.paper}, {study.shows}", highlight=False, soft_wrap=True)
+    console.print(f"{study.title}: {study.paper}, {study.shows}", soft_wrap=True)
     for table in measured_tables(found):
         _print(console, table)
     for claim in study.claims:
@@ -240,7 +240,7 @@ def _show(console: Console, study: Study, results: Path) -> None:
     if study.claims:
         _print(console, claims_table(found))
     for note in (*found.sources, *found.notes):
-        console.print(note, highlight=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
 
 
 def _draw(
@@ -251,14 +251,14 @@ def _draw(
 
     written = write_all(Results.stored(study, results), figures, runs, every_layer)
     for path in written:
-        console.print(f"written: {path}, .svg and .pdf", highlight=False, soft_wrap=True)
+        console.print(f"written: {path}, .svg and .pdf", soft_wrap=True)
     return written
 
 
 def _print(console: Console, table: TextTable) -> None:
-    shown = Table(*map(escape, table.head), title=escape(table.title))
+    shown = Table(*table.head, title=table.title)
     for row in table.rows:
-        shown.add_row(*map(escape, row))
+        shown.add_row(*row)
     console.print(shown)
 
 
@@ -318,7 +318,7 @@ def _check(
             failed += [event.run] if event.kind == "failed" else []
     repeats = Repeats.of(stored, runs, failed)
     _print(console, repeats.table())
-    console.print(repeats.conclusion(), highlight=False, soft_wrap=True)
+    console.print(repeats.conclusion(), soft_wrap=True)
     if repeats.contradictions():
         console.print(f"their run directories are in {folder}; remove it before the next check", soft_wrap=True)
         raise typer.Exit(1)
@@ -339,7 +339,7 @@ class _Watch:
         self._cost = {run.job.path: costs[run.cell] for run in runs}
         self._done, self._started, self._said = 0.0, time.monotonic(), 0.0
         self._latest: dict[Path, Event] = {}
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console)
         self._bar = self._progress.add_task("runs", total=self._all, completed=self._finished)
         # Drawn when something happens: a thread for it would be alive whenever a run is forked.
@@ -386,7 +386,7 @@ class _Watch:
 
     def _say(self, text: str) -> None:
         self._said = time.monotonic()
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def _label(self, event: Event) -> str:
         return f"{event.run.cell}, {event.run.arm}, seed {event.run.seed}"
@@ -401,5 +401,5 @@ class _Watch:
     def _table(self) -> Table:
         table = Table("run", "now", caption=self._time_left(), title_justify="left")
         for event in self._latest.values():
-            table.add_row(escape(self._label(event)), self._now(event))
+            table.add_row(self._label(event), self._now(event))
         return table

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedstrata.cli.options import Algorithm, Data, Engine, Seed, Settings, Workers
 from fedstrata.cli.tables import LiveTable
+from fedstrata.cli.terminal import Console
 from fedstrata.errors import DiskFull, FedstrataError, UserError
 from fedstrata.wording import figure, size
 
@@ -48,7 +48,7 @@ def run_command(
 
     fedstrata run fedadp-mnist-5iid-5x1 --data DIR
 
-    fedstrata run --resume runs/… --set training.rounds=100
+    fedstrata run --resume runs/... --set training.rounds=100
 
     Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result.
     """
@@ -85,7 +85,7 @@ def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | N
     table = LiveTable(console, title, run.metric.name, experiment.evaluation.on[0], experiment.training.rounds)
     resolved = run.directory.info["resolved"]
     if experiment.engine.trainer == "stack" and resolved["trainer"] != "stack":
-        console.print(f"trainer: one client at a time; {resolved['why']}", highlight=False, markup=False)
+        console.print(f"trainer: one client at a time; {resolved['why']}")
     try:
         with table:
             for line in run.rounds(prepared) if prepared is not None else run.rounds(data=data):
@@ -99,11 +99,11 @@ def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | N
         console.print(f"when there is room, go on with: fedstrata run --resume {run.path}", soft_wrap=True)
         raise
     except FedstrataError:
-        console.print(f"run directory, with what was done: {run.path}", soft_wrap=True, highlight=False)
+        console.print(f"run directory, with what was done: {run.path}", soft_wrap=True)
         raise
     console.print(summary_table(run))
-    console.print(f"SHA-256 of the weights: {run.summary()['weights_sha256']}", soft_wrap=True, highlight=False)
-    console.print(f"run directory: {run.path}", soft_wrap=True, highlight=False)
+    console.print(f"SHA-256 of the weights: {run.summary()['weights_sha256']}", soft_wrap=True)
+    console.print(f"run directory: {run.path}", soft_wrap=True)
 
 
 def summary_table(run: Run) -> Table:

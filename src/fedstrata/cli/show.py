@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedstrata.cli.compare import show_comparison
 from fedstrata.cli.options import Data, Seed, Settings
 from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import partition_table
+from fedstrata.cli.terminal import Console, say
 from fedstrata.errors import FedstrataError, UserError
 from fedstrata.wording import figure, size
 
@@ -37,7 +36,7 @@ def show_command(directory: RunDir) -> None:
     run = Run(directory)
     history = run.history()
     experiment = run.experiment
-    console.print(f"{experiment.name}: {experiment.label}, seed {experiment.seed}", style="bold", highlight=False)
+    console.print(f"{experiment.name}: {experiment.label}, seed {experiment.seed}", style="bold")
     if not history:
         console.print("no round is done yet")
         return
@@ -50,13 +49,13 @@ def show_command(directory: RunDir) -> None:
         if lost:
             table = Table("round", "client", "why", title=f"{len(lost)} {title}")
             for number, entry in lost[-10:]:
-                table.add_row(str(number), str(entry["client"]), escape(entry["why"]))
+                table.add_row(str(number), str(entry["client"]), entry["why"])
             console.print(table)
     data = run.directory.info["data"]
     if "table" in data:
         console.print(partition_table(data["table"], data.get("class_names", ()), rows=12))
     if "source" in data:
-        console.print(f"data: {data.get('dataset', 'its own')} ({data['source']})", highlight=False)
+        console.print(f"data: {data.get('dataset', 'its own')} ({data['source']})")
 
 
 def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:
@@ -90,7 +89,7 @@ def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for layer, *row in zip(run.layer_names, *columns.values(), strict=True):
-        table.add_row(escape(layer), *row)
+        table.add_row(layer, *row)
     return table
 
 
@@ -110,7 +109,7 @@ def export_command(
     from fedstrata.runs import Run
 
     Run(directory).export(file, data=data)
-    print(f"wrote {file}")
+    say(f"wrote {file}")
 
 
 def partition_command(
@@ -184,7 +183,7 @@ def _rules() -> Table:
     for axis, rules in AXES.items():
         for name, rule in rules.items():
             options = ", ".join(f"{item.name}={item.default!r}" for item in dataclasses.fields(rule))
-            table.add_row(axis, name, escape(options), escape(_first_line(rule)))
+            table.add_row(axis, name, options, _first_line(rule))
     return table
 
 
@@ -211,7 +210,7 @@ def _partitions() -> Table:
             item.name if item.default is dataclasses.MISSING else f"{item.name}={item.default!r}"
             for item in dataclasses.fields(scheme)
         )
-        table.add_row(name, options, escape(_first_line(scheme)))
+        table.add_row(name, options, _first_line(scheme))
     return table
 
 
@@ -228,10 +227,10 @@ def _settings() -> Table:
         if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
             for key, inner in entry.annotation.model_fields.items():
                 default = inner.get_default(call_default_factory=True)
-                table.add_row(f"{name}.{key}", escape(str(default)), escape(inner.description or ""))
+                table.add_row(f"{name}.{key}", str(default), inner.description or "")
         else:
             default = entry.get_default(call_default_factory=True)
-            table.add_row(name, escape(str(default)), escape(entry.description or ""))
+            table.add_row(name, str(default), entry.description or "")
     return table
 
 
@@ -248,7 +247,7 @@ def _runs() -> Table:
             row = (rounds, figure(summary["best"]), size(summary["upload"]), state)
         except FedstrataError as error:
             row = ("", "", "", str(error))
-        table.add_row(str(info.parent), *map(escape, row))
+        table.add_row(str(info.parent), *row)
     return table
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
+from rich.styled import Styled
 from rich.table import Table
-from rich.text import Text
 
+from fedstrata.cli.terminal import Console
 from fedstrata.wording import duration, figure, size
 
 SHOWN = 12
@@ -24,8 +24,8 @@ def partition_table(table: Sequence[Sequence[int]], class_names: Sequence[str], 
     """Clients × classes with the clients' sizes; the first `rows` clients when there are more."""
     left_out = len(table) - rows
     view = Table(title="samples by client and class", caption=f"and {left_out} more clients" if left_out > 0 else None)
-    for heading in ("client", *class_names, "all"):
-        view.add_column(escape(heading), justify="right")
+    for heading in ("client", *map(str, class_names), "all"):
+        view.add_column(heading, justify="right")
     for client, counts in enumerate(table[:rows]):
         view.add_row(str(client), *(str(count) if count else "·" for count in counts), str(sum(counts)))
     return view
@@ -50,7 +50,7 @@ class LiveTable:
         if self._console.is_terminal:
             self._live.start(refresh=True)
         else:
-            self._console.print(self._title, highlight=False)
+            self._console.print(self._title)
         return self
 
     def __exit__(
@@ -69,7 +69,7 @@ class LiveTable:
         else:
             names = ("round", "loss", self._metric, "uploaded", "left")
             cells = "  ".join(f"{name} {cell}" for name, cell in zip(names, self._cells(line), strict=True))
-            self._console.print(f"  {cells}{self._lost(line)}", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(f"  {cells}{self._lost(line)}", soft_wrap=True)
 
     def _cells(self, line: dict[str, Any]) -> tuple[str, ...]:
         measured = line["metrics"].get(self._decisive, {})
@@ -98,4 +98,4 @@ class LiveTable:
         for line in self._lines:
             table.add_row(*self._cells(line))
         lost = self._lost(self._lines[-1]).strip() if self._lines else ""
-        return Group(table, *([Text(lost, style="yellow")] if lost else []))
+        return Group(table, *([Styled(lost, "yellow")] if lost else []))
