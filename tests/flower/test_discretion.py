@@ -26,6 +26,7 @@ pytest.importorskip("flwr")
 
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from searching import SECRET, is_in
 
 from fedstrata import errors
 from fedstrata.engines.flower import failures
@@ -37,7 +38,6 @@ from fedstrata.experiment import load
 from fedstrata.messages import Order, Reply
 from fedstrata.prepared import Prepared, prepare
 
-SECRET = "Xaver7Quilt"
 NUMBER = 471147114711
 RECIPE: dict[str, Any] = {
     "name": "ward",
@@ -50,18 +50,6 @@ RECIPE: dict[str, Any] = {
     "training": {"rounds": 1, "batch_size": 2, "lr": 0.1},
     "evaluation": {"on": ["clients"], "held_out": 0.25},
 }
-
-
-def forms(secret: str) -> list[bytes]:
-    """A secret as it may lie in bytes."""
-    plain = [secret.encode(code) for code in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")]
-    # Of three ways to lie in base64, without the first and the last letters, which depend on what is beside it.
-    coded = [base64.b64encode(bytes(shift) + secret.encode())[4:-4] for shift in range(3)]
-    return [*plain, *coded, secret.encode().hex().encode()]
-
-
-def is_in(secret: str, data: bytes) -> bool:
-    return any(form.lower() in data.lower() for form in forms(secret))
 
 
 class Ward:
@@ -91,6 +79,13 @@ class Ward:
     def sent(self) -> bytes:
         assert self.grid.replies
         return b"\n".join(self.grid.replies)
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own, which finds modules in a folder before all others."""
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=folder)
 
 
 # --- data that cannot be read ----------------------------------------------------------------------------------------
@@ -220,12 +215,28 @@ def test_of_a_function_that_fails_the_server_is_told_the_kind(
     assert any(secret in caplog.text for secret in (SECRET, str(NUMBER), "hidden_ward"))
 
 
-def test_flower_may_end_the_process(tmp_path: Path, user_module: Callable[[str, str], str]) -> None:
-    """On SIGTERM its handler raises SystemExit in the midst of a user's function."""
-    handler = "exec(\"raise SystemExit(3)\", {'__name__': 'flwr.supercore.exit.exit'})"
-    user_module("hidden_ward", f"def data(): {handler}\n")
-    with pytest.raises(SystemExit):
-        Ward(tmp_path, "hidden_ward:data").engine.wait_for(1, 0)
+ENDED = """
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.exit import register_signal_handlers
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.telemetry import EventType
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+register_signal_handlers(EventType.FLWR_CLIENTAPP_RUN_LEAVE)
+from fedstrata.engines.flower.client import app
+config = {"partition-id": 0, "recipe": "ward.toml", "data": "hidden_ward:data"}
+app(Message(RecordDict(), dst_node_id=1, message_type="query.hello"), Context(1, 1, config, RecordDict(), {}))
+print("it goes on")
+"""
+
+
+def test_flower_may_end_the_process(tmp_path: Path) -> None:
+    """On SIGTERM its handler raises SystemExit in the midst of a user's function; that is no failure of the node."""
+    (tmp_path / "ward.toml").write_text(tomli_w.dumps(RECIPE))
+    kill = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    (tmp_path / "hidden_ward.py").write_text(f"import os, signal, time\ndef data(): {kill}\n")
+    done = python(ENDED, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "The server is told" not in done.stderr
 
 
 MOODY = """
@@ -371,8 +382,7 @@ print(json.dumps([dict(reply.content["failure"]), sent]))
 def test_a_node_without_torch_says_so_and_no_more(tmp_path: Path) -> None:
     """The ClientApp itself can be imported: what Flower says of one that cannot has the text."""
     (tmp_path / "torch.py").write_text(f"raise ImportError('/opt/{SECRET}/libtorch.so: undefined symbol')\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    done = subprocess.run([sys.executable, "-c", BROKEN], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    done = python(BROKEN, tmp_path)
     assert done.returncode == 0, done.stderr
     failure, sent = json.loads(done.stdout)
     assert failure == {"kind": "installation", "type": "ImportError"}
