@@ -487,6 +487,14 @@ def test_the_name_of_an_exception_is_of_a_class_that_everybody_has(error: BaseEx
     assert name in failures.TYPES
 
 
+def test_the_documentation_has_every_kind() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    for kind in failures.KINDS:
+        with pytest.raises(NodeFailed) as told:
+            failures.read(RecordDict({"failure": ConfigRecord({"kind": kind, "type": "ValueError"})}))
+        assert f"| `{kind}` | {str(told.value).partition(' (ValueError)')[0]} |" in text
+
+
 def test_a_log_that_is_broken_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
