@@ -95,14 +95,18 @@ class Client:
     def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error."""
         try:
-            with steady(), self._random_scope(order):
-                if order.kind == "train":
-                    return self._train(order, buffer)
-                if order.kind == "upload":
-                    return self._upload(order)
-                return self._evaluate(order)
+            return self.carry_out(order, buffer)
         except Exception as error:
-            return order.failure(_reason(error))
+            return order.failure(reason(error))
+
+    def carry_out(self, order: Order, buffer: Tensor | None = None) -> Reply:
+        """The same, for an engine that has its own way to tell of a failure."""
+        with steady(), self._random_scope(order):
+            if order.kind == "train":
+                return self._train(order, buffer)
+            if order.kind == "upload":
+                return self._upload(order)
+            return self._evaluate(order)
 
     def answer_stack(self, orders: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
         """Carry out several training orders together; if that fails, one by one, so that only the culprit is lost."""
@@ -119,7 +123,7 @@ class Client:
             if len(orders) > 1:
                 pairs = zip(orders, buffers, strict=True)
                 return [reply for order, buffer in pairs for reply in self.answer_stack([order], [buffer])]
-            return [orders[0].failure(_reason(error))]
+            return [orders[0].failure(reason(error))]
 
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(
@@ -233,7 +237,7 @@ def _outputs(model: nn.Module, inputs: Any) -> Any:
     return torch.cat(outputs) if all(of_each) else model(inputs)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What went wrong and where, in one line: the innermost place that is neither torch's nor ours."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

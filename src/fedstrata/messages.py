@@ -16,7 +16,7 @@ from torch import Tensor
 from fedstrata.errors import ReplyError
 from fedstrata.layers import Layers
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of orders and replies; an engine that puts them on a wire sends it along."""
 
 Kind = Literal["train", "upload", "evaluate"]
@@ -53,6 +53,8 @@ class Order:
     """How many local epochs (or steps, if the plan counts steps) to do: fewer for a straggler."""
     dataset: str = ""
     part: tuple[int, int] = (0, 1)
+    metric: str = ""
+    """What the server calls the metric of an evaluation; a node whose metric has another name keeps it to itself."""
 
     def control_bytes(self) -> int:
         """What goes down besides the model: the objective's state, and a bit per layer for a mask."""

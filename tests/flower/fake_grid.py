@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.common.serde import message_to_proto, recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -20,7 +20,10 @@ Fault = Callable[[Message, Message], Message | None]
 
 
 class FakeGrid(Grid):
-    """Nodes that carry out a message when it is pushed. `wire` has what every message and its reply weighed."""
+    """Nodes that carry out a message when it is pushed. `wire` has what every message and its reply weighed.
+
+    `replies` are the bytes of all that nodes sent, also of what Flower says for them when they raise.
+    """
 
     def __init__(self, recipe: Path, clients: int) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -29,6 +32,7 @@ class FakeGrid(Grid):
         self.faults: dict[int, Fault] = {}  # by client
         self.sent: list[Message] = []
         self.wire: list[tuple[Message, RecordDict, int]] = []
+        self.replies: list[bytes] = []
         self._replies: dict[str, Message] = {}
         self._numbers = count(1)
         for client in range(clients):
@@ -68,6 +72,8 @@ class FakeGrid(Grid):
         fault = self.faults.get(int(context.node_config["partition-id"]))
         if fault is not None and reply is not None:
             reply = fault(message, reply)
+        if reply is not None:
+            self.replies.append(message_to_proto(reply).SerializeToString())
         if reply is not None and reply.has_content():
             content, size = _serialised(reply.content)
             self.wire.append((message, content, size))

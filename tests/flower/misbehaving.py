@@ -62,6 +62,12 @@ def raises(content: RecordDict, state: RecordDict) -> RecordDict:
     raise OSError(f"{CONTROL}disk on fire\n")
 
 
+def reports_a_failure(content: RecordDict, state: RecordDict) -> RecordDict:
+    """With a text, which only a simulated node may add."""
+    text = f"ValueError: {CONTROL}{'no ' * 1000}\r\n"
+    return RecordDict({"failure": ConfigRecord({"kind": "training", "type": "ValueError", "text": text})})
+
+
 def sleeps(seconds: float) -> Fault:
     def fault(content: RecordDict, state: RecordDict) -> RecordDict:
         time.sleep(seconds)
@@ -154,7 +160,7 @@ FAULTS: dict[str, Fault] = {
     "raises": raises,
     "sleeps": sleeps(12),
     "sleeps long": sleeps(45),
-    "reports a failure": says(error=f"ValueError: {CONTROL}{'no ' * 1000}\r\n"),
+    "reports a failure": reports_a_failure,
     "another version": says(schema=99),
     "another version, at length": says(schema="9" * 100_000),
     "another round": says(round=1),

@@ -20,8 +20,12 @@ pytest.importorskip("flwr")
 import conftest
 import node_data
 import own_data
+import pyarrow
+import secretive
 import tomli_w
 from federation import BIN, LET_IN, Federation, history, ports, wait_until
+from pyarrow import parquet
+from searching import SECRET, is_in
 
 import fedstrata
 from fedstrata.engines.flower import credentials
@@ -223,6 +227,86 @@ def test_nodes_train_and_are_evaluated_on_their_own_data(tmp_path: Path, same_ru
         assert (out / "history.jsonl").read_bytes() == before
     finally:
         made.stop()
+
+
+def bad_folders(folder: Path) -> dict[str, Path]:
+    """By kind: a folder of data with a secret where it is wrong."""
+    contents = {
+        "csv label": ("rows.csv", f"label,a,b,c,d\nLabel{SECRET},0,0,0,0\n".encode()),
+        "csv cell": ("rows.csv", f"label,a,b,c,d\nill,0,Cell{SECRET},0,0\n".encode()),
+        "csv infinite": ("rows.csv", f"label,a,b,Column{SECRET},d\nill,0,0,inf,0\n".encode()),
+        "image class": (f"Class{SECRET}/1.png", b""),
+        "idx damaged": (f"Scan{SECRET}-images-idx3-ubyte", b"\x00\x00\x08\x03"),
+    }
+    for kind, (name, content) in contents.items():
+        (folder / kind / name).parent.mkdir(parents=True)
+        (folder / kind / name).write_bytes(content)
+    (folder / "idx damaged" / f"Scan{SECRET}-labels-idx1-ubyte").write_bytes(b"\x00\x00\x08\x01")
+    rows = {"label": [f"Name{SECRET}"], **{name: [0.0] for name in "abcd"}}
+    (folder / "parquet label").mkdir()
+    parquet.write_table(pyarrow.table(rows), folder / "parquet label" / "rows.parquet")
+    return {kind: folder / kind for kind in (*contents, "parquet label")}
+
+
+def test_nothing_of_what_goes_wrong_on_nodes_reaches_the_server(tmp_path: Path) -> None:
+    """Two nodes whose data is bad in another way every time that it is read, with a secret in each (secretive.py).
+
+    Their own logs have every one of them. The server's logs, state, and run directory have none, nor a path of a node.
+    """
+    table = own_data.RECIPE | {"task": own_data.RECIPE["task"] | {"nodes": secretive.NODES}}
+    table["training"] = table["training"] | {"rounds": 2}
+    path = tmp_path / "ward.toml"
+    path.write_text(tomli_w.dumps(table))
+    bad = {kind: f"folder {where}" for kind, where in bad_folders(tmp_path / f"records of {SECRET}").items()}
+    made = Federation.init(tmp_path / "made", path)
+    fine = "good"
+    while_reading = {
+        "node-0": [bad["csv label"], bad["csv infinite"], bad["image class"], f"read-class Made{SECRET}"],
+        "node-1": [bad["csv cell"], bad["parquet label"], bad["idx damaged"], f"read-exit Exit{SECRET}"],
+    }
+    while_working = {  # trained, evaluated, and the same again
+        "node-0": [f"use-key Key{SECRET}", fine, fine, f"use-file /home/File{SECRET}"],
+        "node-1": [fine, f"use-value Value{SECRET}", f"use-class Type{SECRET}", fine],
+    }
+    for node in while_reading:
+        folder = made.folder / node
+        shutil.copy(Path(secretive.__file__), folder / f"ward_{SECRET}.py")
+        lines = [fine, *while_reading[node], fine, *while_working[node]]  # the first is for `fedstrata flower check`
+        (folder / "faults").write_text("\n".join(lines))
+        text = (folder / "node.toml").read_text()
+        (folder / "node.toml").write_text(text.replace('data = ""', f'data = "ward_{SECRET}:data"'))
+    try:
+        made.start()
+        lines = history(made.run("first"))
+    finally:
+        made.stop()
+    more = "; its own log says more"
+    assert [line["lost"] for line in lines] == [
+        [{"client": 0, "why": f"failed: it cannot train (KeyError){more}"}],
+        [{"client": 1, "why": f"failed: it cannot train (LookupError){more}"}],
+    ]
+    assert [line["unmeasured"] for line in lines] == [
+        [{"client": 1, "why": f"failed: it cannot evaluate the model (ValueError){more}"}],
+        [{"client": 0, "why": f"failed: it cannot evaluate the model (FileNotFoundError){more}"}],
+    ]
+    for kind in ("DataError", "RecipeError", "SystemExit"):
+        assert f": it cannot read its data ({kind}){more}" in made.log("run-first")
+    for node, secrets in {
+        "node-0": ["Label", "Column", "Class", "Made", "Key", "/home/File"],
+        "node-1": ["Cell", "Name", "Scan", "Exit", "Value", "Type"],
+    }.items():
+        assert (made.folder / node / "faults").read_text() == fine
+        for secret in secrets:
+            assert f"{secret}{SECRET}" in made.log(node)
+        client = node.removeprefix("node-")
+        assert f"client {client}, asked who it is: it cannot read its data. The server is told" in made.log(node)
+        assert re.search(rf"client {client}, round \d: it cannot train\. The server is told", made.log(node))
+        assert f"{SECRET} is printed, too" in made.log(node)
+    files = [path for path in (made.folder / "server").rglob("*") if path.is_file()]
+    assert any(path.name == "superlink.db" for path in files)
+    for path in (*files, made.folder / "server.log", made.folder / "run-first.log"):
+        assert not is_in(SECRET, path.read_bytes()), path
+        assert not is_in(SECRET, str(path).encode()), path
 
 
 def say_where(config: Path, data: Path) -> None:

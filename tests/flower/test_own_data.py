@@ -85,14 +85,17 @@ def test_a_node_never_imports_what_the_run_config_names(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_node_whose_data_is_bad_is_named_with_the_reason(path: Path, tmp_path: Path) -> None:
+def test_a_node_whose_data_is_bad_is_named_and_its_own_log_has_the_reason(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     own_data.write_all(tmp_path)
     folders = [str(tmp_path / kind) for kind in node_data.WRITERS]
     (tmp_path / "csv" / "samples.csv").write_text("label,x\n0,1\n")
     with pytest.raises(
-        FedstrataError, match=r"3 are here; node 1001: .*samples.csv: 1 columns of inputs, expected 784"
+        FedstrataError, match=r"3 are here; node 1001: it cannot read its data \(DataError\); its own log says more$"
     ):
         on_flower(nodes(path, folders), tmp_path / "run", wait=0.5)
+    assert "samples.csv: 1 columns of inputs, expected 784" in caplog.text
     assert not (tmp_path / "run").exists()
 
 

@@ -3,6 +3,8 @@
 codec.py       orders and replies to Flower's records and back
 server.py      the engine over a Grid, and the ServerApp
 client.py      the ClientApp
+node.py        what it says and does
+failures.py    what it says of a failure
 simulation.py  a whole Flower with simulated clients, for `fedstrata run --engine flower`
 deployment.py  `fedstrata flower init`: what each machine needs, from template/
 credentials.py certificates for TLS, keys for nodes

@@ -3,7 +3,8 @@
 An order is a ConfigRecord `order` and ArrayRecords `model` (an array per layer) and `state` (the objective's). A reply
 is a ConfigRecord `reply`, a MetricRecord `metrics`, and ArrayRecords: `layers`, an array per layer that is sent; with
 a selection of units also `units`, the indices, and then `layers` has these units' numbers only; `figures`, scores and
-stiffness. An array is its numbers' bytes, little-endian, and nothing else.
+stiffness. An array is its numbers' bytes, little-endian, and nothing else. A node that failed says so in another way,
+which is in failures.py.
 
 Both sides know the layers from their own configuration, and every size follows from them, so nothing that arrives
 decides how much memory is taken or what is imported. What does not fit is a `MessageError`.
@@ -21,6 +22,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedstrata.engines.flower import failures
 from fedstrata.errors import MessageError
 from fedstrata.layers import Layer, Layers
 from fedstrata.messages import MOST_SAMPLES, SCHEMA, SCORE_DTYPE, Answer, Kind, Order, Reply, layers_with_units
@@ -36,7 +38,6 @@ _DTYPES = {
     "int32": torch.int32,
     "bool": torch.bool,
 }
-_LONGEST_TEXT = 1000
 _MOST_METRICS = 100
 
 _HEADER: dict[str, type] = {"schema": int, "kind": str, "round": int, "attempt": int, "client": int}
@@ -58,8 +59,9 @@ def encode_hello(hello: Hello) -> RecordDict:
     return RecordDict({"hello": ConfigRecord({"schema": SCHEMA, **vars(hello)})})
 
 
-def decode_hello(content: RecordDict) -> Hello:
-    """A node's introduction, as far as it makes sense."""
+def decode_hello(content: RecordDict, simulated: bool = False) -> Hello:
+    """A node's introduction, as far as it makes sense; `NodeFailed`, if it has none."""
+    failures.read(content, simulated)
     fields: dict[str, type] = {"schema": int, "client": int, "size": int, "held_out": int, "agreement": str}
     values = _values(_records(content, {"hello": ConfigRecord}, {})["hello"], fields, {})
     del values["schema"]
@@ -79,7 +81,7 @@ def encode_model(model: Tensor, layers: Layers) -> ArrayRecord:
 
 def encode_order(order: Order, layers: Layers, model: ArrayRecord | None = None) -> RecordDict:
     """An order to a client; `model`, if given, is `encode_model` of the order's."""
-    control = _header(order) | {"answer": order.answer, "work": order.work}
+    control = _header(order) | {"answer": order.answer, "work": order.work, "metric": order.metric}
     if order.mask is not None:
         control["mask"] = np.packbits(order.mask.numpy()).tobytes()
     records: dict[str, Any] = {"order": ConfigRecord(control)}
@@ -93,7 +95,7 @@ def encode_order(order: Order, layers: Layers, model: ArrayRecord | None = None)
 def decode_order(content: RecordDict, layers: Layers) -> Order:
     """An order from the server."""
     records = _records(content, {"order": ConfigRecord}, {"model": ArrayRecord, "state": ArrayRecord})
-    control = _values(records["order"], _HEADER | {"answer": str, "work": int}, {"mask": bytes})
+    control = _values(records["order"], _HEADER | {"answer": str, "work": int, "metric": str}, {"mask": bytes})
     kind, answer = control["kind"], control["answer"]
     _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
     _require(answer in get_args(Answer), f"answer = {answer[:50]!r} is none of {', '.join(get_args(Answer))}")
@@ -114,6 +116,7 @@ def decode_order(content: RecordDict, layers: Layers) -> Order:
         answer=answer,
         mask=mask,
         work=control["work"],
+        metric=control["metric"],
     )
 
 
@@ -123,8 +126,6 @@ def decode_order(content: RecordDict, layers: Layers) -> Order:
 def encode_reply(reply: Reply, layers: Layers) -> RecordDict:
     """A client's reply, with the layers or units that it sends and no others."""
     control = _header(reply) | {"size": reply.size}
-    if reply.error is not None:
-        control["error"] = reply.error[:_LONGEST_TEXT] or "unknown"
     records: dict[str, Any] = {"reply": ConfigRecord(control)}
     if reply.metrics:
         records["metrics"] = MetricRecord(dict(reply.metrics))
@@ -146,11 +147,12 @@ def encode_reply(reply: Reply, layers: Layers) -> RecordDict:
     return RecordDict(records)
 
 
-def decode_reply(content: RecordDict, layers: Layers) -> Reply:
-    """A client's reply. Whether it is what was asked for is for `check_reply` to say."""
+def decode_reply(content: RecordDict, layers: Layers, simulated: bool = False) -> Reply:
+    """A client's reply; `NodeFailed`, if it has none. Whether it is what was asked for is for `check_reply` to say."""
+    failures.read(content, simulated)
     optional = {"metrics": MetricRecord, "figures": ArrayRecord, "layers": ArrayRecord, "units": ArrayRecord}
     records = _records(content, {"reply": ConfigRecord}, optional)
-    control = _values(records["reply"], _HEADER | {"size": int}, {"error": str})
+    control = _values(records["reply"], _HEADER | {"size": int}, {})
     kind = control["kind"]
     _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
     _require(control["size"] >= 0, f"size = {control['size']}, must not be negative")
@@ -180,7 +182,6 @@ def decode_reply(content: RecordDict, layers: Layers) -> Reply:
         update=update,
         scores=None if scores is None else _tensor("scores", scores, shape, SCORE_DTYPE),
         stiffness=None if stiffness is None else _tensor("stiffness", stiffness, shape, torch.float64),
-        error=control["error"][:_LONGEST_TEXT] if "error" in control else None,
     )
 
 

@@ -24,7 +24,8 @@ import tomli_w
 
 from fedstrata import __version__
 from fedstrata.engines.flower import credentials
-from fedstrata.engines.flower.client import own_client
+from fedstrata.engines.flower.failures import Failed
+from fedstrata.engines.flower.node import own_client
 from fedstrata.errors import MISSING, RecipeError, UserError
 from fedstrata.experiment import Experiment
 from fedstrata.prepared import prepare
@@ -229,7 +230,10 @@ def check_node(folder: Path) -> str:
     folder = folder.absolute()
     config = _node_config(folder / "node.toml")
     with contextlib.chdir(folder):  # where node.sh goes, too: paths and modules are looked for from there
-        node = own_client({"recipe": str(folder / "recipe.toml"), **config})
+        try:
+            node = own_client({"recipe": str(folder / "recipe.toml"), **config})
+        except Failed as failed:  # its owner may know all of it
+            raise failed.error from None
     parts = f"{node.size:,} samples to train on" + (f", {node.held_out:,} to be evaluated on" * (node.held_out > 0))
     return f"client {node.client} of {node.clients}, counted from 0: {parts}"
 

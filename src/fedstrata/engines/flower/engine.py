@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError
 from fedstrata import rng
 from fedstrata.client import Client
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
+from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.errors import FedstrataError, MessageError, printable
 from fedstrata.messages import Fault, Kind, Order, Reply
 from fedstrata.prepared import Prepared
@@ -53,18 +55,20 @@ class FlowerEngine:
         *,
         timeout: float,
         poll: float = 0.1,
-        one_by_one: bool = True,
+        simulated: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for.
 
-        Replies are fetched `one_by_one`, unless they come from nowhere but this machine.
+        Nodes that are `simulated` are on this machine, and trusted: their replies are fetched all at once, and failures
+        are told in full.
         """
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.held_out_sizes = np.zeros(clients, dtype=np.int64)
         self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
-        self._one_by_one = one_by_one
+        self._simulated = simulated
         self._layers, self._agreement = prepared.layers, prepared.agreement
+        self._metric = prepared.task.metric.name
         self._server = Client(prepared.setup)  # the server's own data sets are measured here
         self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
         self._met: dict[int, Hello] = {}  # in the order in which they came
@@ -86,7 +90,8 @@ class FlowerEngine:
         waiting: dict[str, Order] = {}
         unsent = []
         for order in remote:
-            content = encode_order(order, self._layers, model if order.model is remote[0].model else None)
+            named = replace(order, metric=self._metric) if order.kind == "evaluate" else order
+            content = encode_order(named, self._layers, model if order.model is remote[0].model else None)
             node = holders.get(order.client)
             message = None if node is None else self._push(node, MESSAGE_TYPES[order.kind], content, self._timeout)
             if message is None:
@@ -111,11 +116,13 @@ class FlowerEngine:
             if message.error.code == _EXPIRED:
                 return self._late(order)
             fault: Fault = "no reply" if message.error.code in _SILENCE else "failed"
-            return order.failure(_explain(message.error), fault)
+            return order.failure(self._explain(message.error), fault)
         try:
-            reply = _decoded(message, lambda content: decode_reply(content, self._layers))
+            reply = _decoded(message, lambda content: decode_reply(content, self._layers, self._simulated))
             if reply.client != order.client:
                 raise MessageError(f"client = {reply.client}, asked for {order.client}")
+        except NodeFailed as failure:
+            return order.failure(str(failure))
         except MessageError as problem:
             return order.failure(str(problem), "refused")
         return reply
@@ -156,20 +163,22 @@ class FlowerEngine:
                 self._asked[message] = node
 
     def _introduce(self, node: int, message: Message | MessageError) -> None:
-        if isinstance(message, Message) and message.has_error():
-            problem = f"node {node}: {_explain(message.error)}"
-            if self._troubled.get(node) != problem:  # it is asked again and again, and need not be told of each time
-                _log.warning("%s", problem)
-            self._troubled[node] = problem
-            return
         try:
-            hello = _decoded(message, decode_hello)
+            if isinstance(message, Message) and message.has_error():
+                raise NodeFailed(self._explain(message.error))
+            hello = _decoded(message, lambda content: decode_hello(content, self._simulated))
             if hello.client >= len(self.sizes):
                 raise MessageError(f"client = {hello.client}, there are only {len(self.sizes)}")
             if hello.agreement != self._agreement:
                 raise MessageError(f"client {hello.client} has another recipe than the server")
-        except MessageError as problem:
-            self._strange[node] = f"node {node}: {problem}"
+        except NodeFailed as failure:
+            problem = f"node {node}: {failure}"
+            if self._troubled.get(node) != problem:  # it is asked again and again, and need not be told of each time
+                _log.warning("%s", problem)
+            self._troubled[node] = problem
+            return
+        except MessageError as refusal:
+            self._strange[node] = f"node {node}: {refusal}"
             _log.warning("%s", self._strange[node])
             return
         self._met[node] = hello
@@ -195,6 +204,13 @@ class FlowerEngine:
             if node in self._online and holders[hello.client] != node
         }
 
+    def _explain(self, error: Error) -> str:
+        """What Flower's error means. Its reason may come from the node, and quote what nobody else may see."""
+        what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
+        reason = (error.reason or "") if self._simulated else ""
+        detail = printable(reason if len(reason) <= _LONGEST_REASON else f"…{reason[-_LONGEST_REASON:]}")
+        return f"{what}: {detail}" if detail else what
+
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _push(self, node: int, kind: str, content: RecordDict, lifetime: float | None) -> str | None:
@@ -217,7 +233,7 @@ class FlowerEngine:
 
         One at a time, as what Flower cannot put together again would take with it all that is fetched with it.
         """
-        if not self._one_by_one:
+        if self._simulated:
             for message in self._grid.pull_messages(wanted) if wanted else ():
                 yield message.metadata.reply_to_message_id, message
             return
@@ -235,14 +251,7 @@ def _decoded(message: Message | MessageError, decode: Callable[[RecordDict], Rea
         raise message
     try:
         return decode(message.content)
-    except MessageError:
+    except (MessageError, NodeFailed):
         raise
     except Exception as error:
         raise MessageError(f"cannot be read: {type(error).__name__}: {error}") from None
-
-
-def _explain(error: Error) -> str:
-    what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
-    reason = error.reason or ""
-    detail = printable(reason if len(reason) <= _LONGEST_REASON else f"…{reason[-_LONGEST_REASON:]}")
-    return f"{what}: {detail}" if detail else what

@@ -72,7 +72,7 @@ class FlowerSimulation:
                 len(prepared.task.clients),
                 timeout=prepared.experiment.engine.timeout,
                 poll=0.02,
-                one_by_one=False,
+                simulated=True,
                 check=self._check,
             )
             engine.wait_for(len(prepared.task.clients), _START)
@@ -151,6 +151,7 @@ def _kill_actors() -> None:
 def _variables(folder: Path, recipe: Path, data: Path | None) -> dict[str, str]:
     variables = {
         client.RECIPE: str(recipe),
+        client.SIMULATED: "1",
         "FLWR_HOME": str(folder),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_AUTH_MODE": "token",  # or every user of this machine could have Ray run code as us, through its ports
