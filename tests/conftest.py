@@ -125,7 +125,7 @@ def spawn(tmp_path: Path) -> Any:
     """Start `python -m fedstrata …`; whatever still runs at the end of the test is ended."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*argv: object, **options: Any) -> subprocess.Popen[str]:
+    def start(*argv: object, preexec_fn: Callable[[], None] = default_sigint, **options: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "fedstrata", *map(str, argv)],
             stdout=subprocess.PIPE,
@@ -133,7 +133,7 @@ def spawn(tmp_path: Path) -> Any:
             text=True,
             cwd=tmp_path,
             env=process_environment(),
-            preexec_fn=default_sigint,
+            preexec_fn=preexec_fn,
             **options,
         )
         started.append(process)

@@ -189,9 +189,11 @@ class RunDirectory:
             for name in self._files.names(folder):
                 if name.endswith(TEMPORARY):
                     self._files.remove(f"{folder}/{name}" if folder else name)
-        for later in self._rounds("layers"):
-            if later > round:
-                self._files.remove(_file("layers", later))
+        for known in self._rounds("layers"):
+            if known > round:
+                self._files.remove(_file("layers", known))
+            else:
+                self._files.has(_file("layers", known))  # a link is refused now, and not when it is first read
         self._forget_old_checkpoints()
 
     # --- afterwards ---------------------------------------------------------------------------------------------

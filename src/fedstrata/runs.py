@@ -239,7 +239,8 @@ class Run:
     def announce_imports(self) -> None:
         """Say what code the recipe names, which may be somebody else's, before it is imported."""
         for field, name in self.experiment.named_code():
-            _log.warning("%s: its recipe names code that is imported now: %s = %s", self.path, field, printable(name))
+            what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
+            _log.warning("%s", printable(what))
 
     def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
         """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
