@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto, recorddict_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from torch import nn
 
 from fedstrata.flower import Spring, selection_mod
@@ -19,8 +22,12 @@ from fedstrata.tasks.task import Task
 
 
 def carried(message: Message) -> Message:
-    """What arrives of a message: serialised and read again."""
-    return message_from_proto(ProtoMessage.FromString(message_to_proto(message).SerializeToString()))
+    """What arrives of a message: taken apart into the objects that Flower sends, and put together again."""
+    contents = {part.object_id: part.deflate() for part in get_all_nested_objects(message).values()}
+    arrived = inflate_object_from_contents(message.object_id, contents)
+    assert isinstance(arrived, Message)
+    arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return arrived
 
 
 def record_bytes(message: Message) -> int:
@@ -28,8 +35,30 @@ def record_bytes(message: Message) -> int:
     return len(recorddict_to_proto(message.content).SerializeToString())
 
 
+def failure(reply: Message, reason: str, code: int = 2) -> Message:
+    """An error in the place of a reply."""
+    failed = Message(Error(code=code, reason=reason), reply_to=reply)
+    failed.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    failed.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+    return failed
+
+
+def asked(message: Message) -> dict[str, Any]:
+    """What a message asks for beyond plain training."""
+    found: dict[str, Any] = json.loads(message.content["config"]["fedstrata"])
+    return found
+
+
+def ask(message: Message, **changes: Any) -> None:
+    """Let a message ask for something else."""
+    message.content["config"]["fedstrata"] = json.dumps(asked(message) | changes)
+
+
 class FakeGrid(Grid):
-    """Nodes with one ClientApp each. `change(reply, node)` may spoil a reply; None is a reply that never comes."""
+    """Nodes with one ClientApp each. `change(reply, node)` may spoil a reply; None is a reply that never comes.
+
+    Replies come as objects, as over a network, or in one piece, as from Flower's simulation (`simulated`).
+    """
 
     def __init__(
         self,
@@ -37,8 +66,9 @@ class FakeGrid(Grid):
         *,
         change: Callable[[Message, int], Message | None] = lambda reply, node: reply,
         connected: Callable[[], Iterable[int]] | None = None,
+        simulated: bool = False,
     ) -> None:
-        self.apps, self.change = apps, change
+        self.apps, self.change, self.simulated = apps, change, simulated
         self.connected = connected or (lambda: list(apps))
         self.contexts = {
             node: Context(run_id=1, node_id=node, node_config={"partition-id": at}, state=RecordDict(), run_config={})
@@ -46,15 +76,17 @@ class FakeGrid(Grid):
         }
         self.sent: list[Message] = []
         self.received: list[Message] = []
+        self.waiting: dict[str, Message] = {}  # replies that nobody has fetched yet
 
     def get_node_ids(self) -> list[int]:
         return list(self.connected())
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        replies = []
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        pushed = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             self.sent.append(message)
+            pushed.append(message.metadata.message_id)
             node = message.metadata.dst_node_id
             arrived = carried(message)
             try:
@@ -63,10 +95,23 @@ class FakeGrid(Grid):
                 reply = Message(Error(code=2, reason=str(error)), reply_to=arrived)
                 reply.metadata.__dict__["_src_node_id"] = 1
             spoilt = self.change(reply, node)
-            if spoilt is not None:
-                replies.append(carried(spoilt))
+            if spoilt is not None:  # one that answers nothing is lost, as on a SuperLink
+                self.waiting[spoilt.metadata.reply_to_message_id] = spoilt
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        found = [self.waiting.pop(one) for one in message_ids if one in self.waiting]
+        replies = found if self.simulated else [carried(reply) for reply in found]
         self.received += replies
         return replies[::-1]  # in no particular order
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        pushed = self.push_messages(messages)
+        missing = [one for one in pushed if one not in self.waiting]
+        if missing and timeout is not None:
+            assert timeout < 10, f"nobody waits for {timeout} s here"
+            time.sleep(timeout)
+        return self.pull_messages(pushed)
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -76,12 +121,6 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
     def create_message(self, *args: Any, **options: Any) -> Message:
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         raise NotImplementedError
 
 

@@ -36,14 +36,15 @@ DROP_IN = {
 
 
 @pytest.fixture
-def flower(tmp_path: Path) -> Iterator[Any]:
-    """A SuperLink that simulates nodes, in a session of its own, on the loopback; `run(app, options)` waits for a run.
+def flower(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A SuperLink on the loopback that simulates nodes, or has `request.param` SuperNodes.
 
-    Whatever it started ends with the test.
+    `run(app, options)` waits for a run, and `run.status()` is what Flower says of it.
+
+    Whatever it started, each in a session of its own, ends with the test.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    supernodes = getattr(request, "param", 0)
+    port, *node_ports = free_ports(1 + supernodes)
     home = tmp_path / "flwr-home"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -64,16 +65,24 @@ def flower(tmp_path: Path) -> Iterator[Any]:
         "PYTHONPATH": os.pathsep.join(map(str, (HERE / "flower_stand_ins", HERE.parent / "src"))),
         "FLOWER_CAPTURE": str(capture),
     }
-    log = tmp_path / "superlink.log"
-    with log.open("w") as out:
-        link = subprocess.Popen(
-            ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)],
-            env=environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-            start_new_session=True,
-        )
+    log = tmp_path / "flower.log"
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(*command: str) -> None:
+        with log.open("a") as out:
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    cwd=tmp_path,
+                    start_new_session=True,
+                )
+            )
+
+    simulation = [] if supernodes else ["--simulation"]
+    launch("flower-superlink", "--insecure", *simulation, "--host", "127.0.0.1", "--port", str(port))
 
     def run(app: Path, **options: Any) -> dict[int, dict[str, Any]]:
         for _ in range(300):
@@ -81,9 +90,15 @@ def flower(tmp_path: Path) -> Iterator[Any]:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.1)
+        for at, node_port in enumerate(node_ports):
+            address = ["--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", str(node_port)]
+            config = f"partition-id={at} num-partitions={supernodes}"
+            launch("flower-supernode", "--insecure", *address, "--node-config", config)
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in options.items())
         federation = f"num-supernodes={CLIENTS} client-resources-num-cpus=1 init-args-num-cpus=2"
-        command = ["flwr", "run", str(app), "here", "--stream", "--federation-config", federation]
+        command = ["flwr", "run", str(app), "here", "--stream"]
+        if not supernodes:
+            command += ["--federation-config", federation]
         finished = subprocess.run(
             [*command, "--run-config", config],
             env=environment,
@@ -92,20 +107,40 @@ def flower(tmp_path: Path) -> Iterator[Any]:
             timeout=240,
             check=False,
         )
+        run.log = finished.stdout + finished.stderr  # type: ignore[attr-defined]
         told = {int(path.stem): json.loads(path.read_text()) for path in capture.glob("*.json")}
         assert told, finished.stdout + finished.stderr + log.read_text()
         return told
 
-    run.capture = capture  # type: ignore[attr-defined]
+    def status() -> str:
+        listed = subprocess.run(
+            ["flwr", "ls", "here", "--format", "json"], env=environment, capture_output=True, text=True, check=True
+        )
+        return str(json.loads(listed.stdout)["runs"][0]["status"])
+
+    run.capture, run.status = capture, status  # type: ignore[attr-defined]
     try:
         yield run
     finally:
-        os.killpg(link.pid, signal.SIGTERM)
-        try:
-            link.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(link.pid, signal.SIGKILL)
-            link.wait()
+        for process in reversed(processes):
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 def check_against_reference(told: dict[int, dict[str, Any]], capture: Path, rounds: int) -> None:
@@ -184,3 +219,26 @@ def test_a_whole_app_with_the_clients_half(flower: Any) -> None:
         assert table["upload"] == 2 * (4 * 8 + 8 + 8 + 1) * 4 + CLIENTS * 2 * 4
         assert (np.array(table["weight"]) > 0).sum(0).tolist() == [2, 2]
         np.testing.assert_allclose(table["mu"], 0.25)
+
+
+def test_a_run_that_cannot_train_has_failed(flower: Any) -> None:
+    """No client pulls: the run ends after its first round, and Flower says that it failed, and why."""
+    told = flower(HERE / "flower_app", rounds=3, algorithm="mixed", fault="no pull")
+    assert sorted(told) == [1]
+    assert flower.status() == "finished:failed"
+    assert "ClientAppError: round 1: all 4 nodes answered, and no answer can be used; node" in flower.log
+    assert (
+        "the client did not apply fedprox: call Spring.pull() between backward and the optimiser's step" in flower.log
+    )
+
+
+@pytest.mark.parametrize("flower", [3], indirect=True)
+@pytest.mark.parametrize("algorithm", ["fedlayerwise", "mixed"])
+def test_an_array_that_flower_cannot_read_costs_one_reply(flower: Any, algorithm: str) -> None:
+    """On SuperNodes, in the first exchange or in the second: client 0 sends what Flower cannot put together again."""
+    told = flower(HERE / "flower_app", rounds=2, algorithm=algorithm, fault="malformed", nodes=3)
+    assert flower.status() == "finished:completed"
+    assert sorted(told) == [1, 2]
+    for table in told.values():
+        assert sum(word.startswith("ok") for word in table["status"]) == 2, table["status"]
+        assert sum(word.startswith("refused: Flower cannot read it: TypeError") for word in table["status"]) == 1

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import reference
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr.supercore.task_identity import TaskIdentity
-from helpers_flower import FakeGrid, array_app, helped_app, record_bytes, stock_app
+from helpers_flower import FakeGrid, array_app, ask, asked, failure, helped_app, record_bytes, stock_app
 from helpers_math import image_task, run
 from test_flower_quickstart import DROP_IN
 from torch import nn
@@ -54,6 +54,7 @@ def _server(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(strategy: Strategy, apps: Any, rounds: int = ROUNDS, **options: Any) -> tuple[Any, FakeGrid]:
     grid = apps if isinstance(apps, FakeGrid) else FakeGrid(dict(zip(NODES, apps, strict=False)))
     arrays = ArrayRecord(build_model(TASK, 0, torch.float64).state_dict())
+    options = {"timeout": 0.2} | options  # for those that never answer; all others do at once
     return strategy.start(grid, arrays, num_rounds=rounds, **options), grid
 
 
@@ -298,11 +299,11 @@ def test_errors_and_silence() -> None:
     apps[NODES[0]] = array_app(fail)
 
     class Odd(FakeGrid):
-        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-            replies = super().send_and_receive(messages, timeout=timeout)
-            if not replies:
-                return []
-            twice = next(r for r in replies if r.metadata.src_node_id == NODES[2])
+        def pull_messages(self, message_ids: Any) -> list[Message]:
+            replies = super().pull_messages(message_ids)
+            twice = next((r for r in replies if r.metadata.src_node_id == NODES[2]), None)
+            if twice is None:
+                return replies
             stranger = Message(twice.content, dst_node_id=1, message_type="train")
             stranger.metadata.__dict__["_src_node_id"] = 31337
             impostor = Message(twice.content, dst_node_id=1, message_type="train")
@@ -381,7 +382,7 @@ def test_an_evaluation_that_some_clients_spoil_does_not_end_the_run(caplog: pyte
         if reply.metadata.message_type != "evaluate":
             return reply
         if node == NODES[0]:
-            return Message(Error(code=2, reason="\x1b[2Jno disk"), reply_to=reply)
+            return failure(reply, "\x1b[2Jno disk")
         metrics = reply.content["metrics"]
         metrics["eval_loss"] = float(node == NODES[4])
         if node == NODES[1]:
@@ -519,8 +520,8 @@ def test_an_objective_that_was_not_applied_is_refused(name: str) -> None:
     strategy = Strategy(ALGORITHMS[name])
     start(strategy, FakeGrid(apps), rounds=1)
     status = dict(zip(strategy.records[0].clients.tolist(), strategy.records[0].status, strict=True))
-    assert status.pop(NODES[0]).startswith(f"refused: the client did not apply {name}: no acknowledgement")
-    assert status.pop(NODES[1]) == f"refused: the client did not apply {name}: Spring.pull was not called"
+    assert status.pop(NODES[0]).startswith(f"refused: the client did not apply {name}: use fedstrata.flower.Spring")
+    assert status.pop(NODES[1]).startswith(f"refused: the client did not apply {name}: call Spring.pull()")
     assert set(status.values()) == {"ok"}
 
 
@@ -552,7 +553,7 @@ def test_an_objective_of_an_installed_package(tmp_path: Path, monkeypatch: pytes
     held = importlib.import_module("held")
     strategy = Strategy(Algorithm(held.Held(mu=0.5), Everything(), SampleSize()))
     result, grid = start(strategy, helped(), rounds=1)
-    assert '"held_back"' in grid.sent[0].content["fedstrata"]["objective"]
+    assert '"held_back"' in asked(grid.sent[0])["objective"]
     random.seed(0)
     prox, _ = start(Strategy(algorithms.fedprox(mu=0.5)), helped(), rounds=1)
     assert result.arrays["fc.weight"].data == prox.arrays["fc.weight"].data
@@ -583,10 +584,17 @@ def test_arrays_that_come_along_with_scores_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["fedldf", "random_layers"])
 def test_a_selection_that_the_client_cannot_follow_is_refused(name: str) -> None:
-    strategy = Strategy(ALGORITHMS[name])
-    result, _ = start(strategy, stock(), rounds=1)
-    assert all("selection_mod" in word for word in strategy.records[0].status if word != "not selected")
-    assert "fc.weight" not in result.arrays  # no round changed anything
+    """Clients without the mod, among others."""
+    lacking = set(NODES[:3])
+    apps = dict(zip(NODES, stock()[:3] + helped()[3:], strict=True))
+    strategy = Strategy(ALGORITHMS[name], seed=1)
+    start(strategy, FakeGrid(apps), rounds=1)
+    told = list(zip(strategy.records[0].clients.tolist(), strategy.records[0].status, strict=True))
+    refused = {node: word for node, word in told if word.startswith("refused")}
+    assert refused
+    assert refused.keys() <= lacking
+    assert all(word.endswith(" put selection_mod first in ClientApp(mods=[…])") for word in refused.values())
+    assert any(word.startswith("ok") for node, word in told if node not in lacking)
 
 
 def test_a_kept_update_of_another_round_is_not_sent() -> None:
@@ -659,8 +667,8 @@ def test_what_the_spring_needs() -> None:
         Spring(message, model).pull()
     with pytest.raises(RecipeError, match=r"weight, bias.*the model has no such parameter"):
         Spring(message, nn.Sequential(model))
-    message.content["fedstrata"]["schema"] = 2
-    with pytest.raises(RecipeError, match="schema = 2: this fedstrata speaks 1"):
+    ask(message, schema=1)
+    with pytest.raises(RecipeError, match="schema = 1: this fedstrata speaks 2"):
         Spring(message, model)
 
 
@@ -670,11 +678,10 @@ def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     model = nn.Linear(2, 2).double()
     message = first_message(Strategy(algorithms.fedprox()), ArrayRecord(model.state_dict()))
-    message.content["fedstrata"]["objective"] = '{"name": "evil_rule:Rule"}'
+    ask(message, objective='{"name": "evil_rule:Rule"}')
     with pytest.raises(RecipeError, match="'evil_rule:Rule': unknown"):
         Spring(message, model)
-    ask = message.content["fedstrata"]
-    ask["objective"], ask["answer"], ask["selection"] = "", "scores", '{"name": "evil_rule:Rule"}'
+    ask(message, objective="", answer="scores", selection='{"name": "evil_rule:Rule"}')
     app = helped_app(
         replace(TASK, model=lambda: nn.Linear(2, 2), clients=[(torch.ones(1, 2).double(), torch.zeros(1).long())]), lr=1
     )

@@ -7,6 +7,7 @@ FedstrataError
 │   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
 │   ├── DiskFull            no room to write a file: which disk it is
 │   ├── RuleError           a user's rule that answers nonsense
+│   ├── ClientAppError      a Flower ClientApp whose answers cannot be used, by anyone and from the beginning
 │   └── MissingExtra        an optional dependency that is not installed
 ├── MessageError            a message that cannot be read; it costs the round one client only
 │   └── ReplyError          a reply that the server can read, and refuses
@@ -46,6 +47,10 @@ class DiskFull(UserError):
 
 class RuleError(UserError):
     """A rule whose answer cannot be used."""
+
+
+class ClientAppError(UserError):
+    """A Flower ClientApp that does not do what the algorithm asks of it; the message says what to change."""
 
 
 class MissingExtra(UserError):

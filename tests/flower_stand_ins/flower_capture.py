@@ -38,20 +38,22 @@ def install():
                     "objects": deflated(reply),
                 }
             )
-        arrays, metrics = aggregate(self, server_round, replies)
+        try:
+            arrays, metrics = aggregate(self, server_round, replies)
+        finally:
+            record = self.records[-1]
+            told = {
+                "replies": table,
+                "layers": {layer.name: [e.name for e in layer.entries] for layer in self.layers.layers},
+                "nodes": record.clients.tolist(),
+                "status": record.status,
+                "upload": record.ledger.upload,
+                "weight": record.layers["weight"].tolist() if record.layers else None,
+                "mu": record.layers["mu"].tolist() if record.layers else None,
+            }
+            (folder / f"{server_round}.json").write_text(json.dumps(told))
         if arrays is not None:
             store(folder / f"{server_round}-after.npz", arrays)
-        record = self.records[-1]
-        told = {
-            "replies": table,
-            "layers": {layer.name: [e.name for e in layer.entries] for layer in self.layers.layers},
-            "nodes": record.clients.tolist(),
-            "status": record.status,
-            "upload": record.ledger.upload,
-            "weight": record.layers["weight"].tolist() if record.layers else None,
-            "mu": record.layers["mu"].tolist() if record.layers else None,
-        }
-        (folder / f"{server_round}.json").write_text(json.dumps(told))
         return arrays, metrics
 
     Strategy.configure_train, Strategy.aggregate_train = configured, aggregated

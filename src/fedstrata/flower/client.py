@@ -11,20 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
 from fedstrata.algorithm import SelectsAfterScores
 from fedstrata.errors import RecipeError
-from fedstrata.flower.wire import (
-    RECEIPT,
-    SCORES,
-    STATE,
-    Ask,
-    names,
-    rule_from_json,
-    state_from_record,
-)
+from fedstrata.flower.callers import mods_around
+from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, names, objective_state, rule_from_json
 from fedstrata.messages import SCORE_DTYPE
 from fedstrata.trainers import springs
 
@@ -61,7 +55,7 @@ class Spring:
             raise RecipeError("model", names(missing), "received, but the model has no such parameter")
         self._spring = springs.Spring(
             rule_from_json("objective", self._ask.objective),
-            state_from_record(message.content.array_records.get(STATE)),
+            objective_state(message.content),
             packing.layers,
             local,
             {name: anchor[name].to(w) for name, w in local.items()},
@@ -111,12 +105,14 @@ class Spring:
 def selection_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Reply with the chosen layers only: `ClientApp(mods=[selection_mod])`.
 
+    It comes before mods that change the arrays, `mods=[selection_mod, LocalDpMod(…)]`, so that they see all of them.
     For a selection that wants scores first, what was trained is kept in `context.state` until the second message,
     which is of type `train` too and never reaches the app.
     """
     ask = Ask.of(message.content)
     if ask is None or ask.answer == "all":
         return call_next(message, context)
+    _refuse_mods_that_want_all_arrays()
     if ask.answer == "kept":
         return Message(RecordDict({ask.model: _chosen(_take_kept(context, ask), ask)}), reply_to=message)
     reply = call_next(message, context)
@@ -137,6 +133,14 @@ def selection_mod(message: Message, context: Context, call_next: ClientAppCallab
     scores = rule.score(packing.flatten(trained) - packing.flatten(received), packing.layers)
     reply.content[SCORES] = ArrayRecord({"scores": Array(scores.to(SCORE_DTYPE).numpy())})
     return reply
+
+
+def _refuse_mods_that_want_all_arrays() -> None:
+    """Flower's mods that clip or add noise fail on chosen layers, with an error reply that Flower loses on the way."""
+    for mod in mods_around():
+        if isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod):
+            name = getattr(mod, "__name__", type(mod).__name__)
+            raise RecipeError("mods", name, f"must come after selection_mod: {FIRST_MOD}")
 
 
 _KEPT, _KEPT_OF = "fedstrata-kept", "fedstrata-kept-of"

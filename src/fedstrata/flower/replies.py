@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
-from fedstrata.errors import ReplyError
-from fedstrata.flower.wire import RECEIPT, SCORES, Ask, Packing, decoded, names
+from fedstrata.errors import ReplyError, printable
+from fedstrata.flower.grid import UNREADABLE
+from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, Packing, decoded, names
 from fedstrata.messages import MOST_SAMPLES
+
+Read = TypeVar("Read")
+
+SILENCE = "no reply"
+"""How the status of a node begins that did not answer."""
+
+_WORDS = {1: "failed", 2: "failed", 6: "failed", 7: "failed", UNREADABLE: "refused"}
+"""By error code: the ClientApp cannot be loaded, raised, has a mod that refuses, or cannot be installed. By all others
+Flower says that there is no answer: time is up, the node is gone, the process died.
+"""
+
+
+def told(reply: Message, read: Callable[[RecordDict], Read]) -> tuple[str, Read | None]:
+    """What became of a reply: `ok` and what was read of it, or why there is nothing. It cannot do worse than that."""
+    try:
+        if reply.has_error():
+            word, reason = _WORDS.get(reply.error.code, SILENCE), printable(reply.error.reason or "")
+            return f"{word}: {reason}", None
+        return "ok", read(reply.content)
+    except ReplyError as problem:
+        return f"refused: {problem}", None
+    except Exception as error:  # whatever it does to the reader, it is the reply that is wrong
+        return f"refused: {printable(f'cannot be read: {type(error).__name__}: {error}')}", None
 
 
 def read_size(content: RecordDict, key: str) -> float:
-    """By how many examples a client counts."""
+    """By how many examples a client counts; its other metrics must be numbers, as they are averaged."""
     if len(content.metric_records) != 1:
         raise ReplyError(f"{len(content.metric_records)} MetricRecords, expected 1")
-    size = next(iter(content.metric_records.values())).get(key)
+    ((_, metrics),) = content.metric_records.items()
+    size = metrics.get(key)
     if not isinstance(size, int | float) or not 0 < size <= MOST_SAMPLES:
         raise ReplyError(f"{key} = {size!r}, must be a positive number, at most {MOST_SAMPLES}")
+    for name, value in metrics.items():
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, int | float) or (isinstance(number, int) and abs(number) >= _MOST):
+                raise ReplyError(f"{name} is not a number that can be averaged")
     return size
+
+
+_MOST = 2**1023
+"""No float is much larger."""
 
 
 def read_receipt(content: RecordDict, ask: Ask, layers: int) -> Tensor:
@@ -31,14 +65,14 @@ def read_receipt(content: RecordDict, ask: Ask, layers: int) -> Tensor:
     lacking = f"the client did not apply {json.loads(ask.objective)['name']}"
     receipt = content.config_records.get(RECEIPT)
     if receipt is None:
-        raise ReplyError(f"{lacking}: no acknowledgement by fedstrata.flower.Spring")
+        raise ReplyError(f"{lacking}: use fedstrata.flower.Spring in its training loop, and call acknowledge(content)")
     if receipt.get("objective") != ask.objective:
         raise ReplyError(f"{lacking}: it acknowledged {receipt.get('objective')!r}")
     if receipt.get("round") != ask.round:
         raise ReplyError(f"{lacking}: it acknowledged round {receipt.get('round')!r}, not {ask.round}")
     pulls, stiffness = receipt.get("pulls"), receipt.get("stiffness")
     if not isinstance(pulls, int) or pulls < 1:
-        raise ReplyError(f"{lacking}: Spring.pull was not called")
+        raise ReplyError(f"{lacking}: call Spring.pull() between backward and the optimiser's step")
     if not isinstance(stiffness, list) or len(stiffness) != layers:
         raise ReplyError(f"stiffness = {stiffness!r}, expected {layers} numbers")
     numbers = [value if isinstance(value, int | float) else math.nan for value in stiffness]
@@ -50,7 +84,7 @@ def read_scores(content: RecordDict, ask: Ask, layers: int) -> Tensor:
     record = content.array_records.get(SCORES)
     if record is None or "scores" not in record:
         name = json.loads(ask.selection)["name"]
-        raise ReplyError(f"no scores for {name}: the client lacks fedstrata.flower.selection_mod")
+        raise ReplyError(f"no scores for {name}: {FIRST_MOD}")
     if len(content.array_records) > 1:
         raise ReplyError("arrays were sent along with the scores")
     scores = decoded("scores", record["scores"])
@@ -71,6 +105,6 @@ def read_arrays(content: RecordDict, wanted: Sequence[str], packing: Packing) ->
         raise ReplyError(f"arrays {names(missing)} are missing")
     extra = set(record).difference(wanted)
     if extra:
-        hint = "" if len(wanted) == len(packing.order) else "; the client lacks fedstrata.flower.selection_mod"
+        hint = "" if len(wanted) == len(packing.order) else f"; {FIRST_MOD}"
         raise ReplyError(f"arrays {names(sorted(extra))} were not asked for{hint}")
     return record

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import WARNING
 from typing import TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 from torch import Tensor
@@ -19,10 +20,11 @@ from fedstrata import rng
 from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore
 from fedstrata.client import keep_layers
 from fedstrata.cohort import Cohort
-from fedstrata.errors import ReplyError, printable
-from fedstrata.flower.replies import read_arrays, read_receipt, read_scores, read_size
-from fedstrata.flower.wire import ASK, STATE, Ask, Packing, state_to_record
-from fedstrata.messages import Order, Reply
+from fedstrata.errors import ReplyError
+from fedstrata.flower.grid import OneByOne
+from fedstrata.flower.replies import SILENCE, read_arrays, read_receipt, read_scores, read_size, told
+from fedstrata.flower.wire import FIRST_MOD, Ask, Packing
+from fedstrata.messages import NOT_FINITE, Order, Reply, is_finite
 from fedstrata.rounds import Ledger, RoundRecord, ServerState, checked_mask
 
 Read = TypeVar("Read")
@@ -52,16 +54,27 @@ class Trained:
 class RoundUnderWay:
     """A round between Flower's `configure_train` and `aggregate_train`. Positions are its nodes, in the order of rows.
 
-    `ask` has what every node is asked for; the answer and the arrays are filled in here.
+    `ask` has what every node is asked for; the answer and the arrays are filled in here. Under `config_key` messages
+    have their configuration, which mods read in both exchanges.
     """
 
-    def __init__(self, number: int, server: Server, ask: Ask, messages: Iterable[Message], seed: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        server: Server,
+        ask: Ask,
+        messages: Iterable[Message],
+        seed: int,
+        config_key: str,
+    ) -> None:
         self.number, self.server, self.started = number, server, time.perf_counter()
+        self.config_key = config_key
         self.ask = replace(ask, round=number)
         addressed = sorted(messages, key=lambda message: server.rows[message.metadata.dst_node_id])
         self.nodes = [message.metadata.dst_node_id for message in addressed]
         self.position = {node: at for at, node in enumerate(self.nodes)}
-        self.status = ["no reply"] * len(self.nodes)
+        self.status = [SILENCE] * len(self.nodes)
+        self.configs = [message.content.config_records.get(config_key, ConfigRecord()) for message in addressed]
         self.masks = self._draw(seed)
         nothing = torch.zeros(len(server.packing.layers), dtype=torch.int64)
         self.ledger = Ledger(up=nothing.clone(), down=nothing.clone())
@@ -88,10 +101,8 @@ class RoundUnderWay:
         if self.ask.objective or self.ask.selection or some:
             answer = "scores" if self.ask.selection else "arrays" if some else "all"
             ask = replace(self.ask, answer=answer, arrays=packing.arrays_of(row) if some else ())
-            content = RecordDict({**message.content, ASK: ask.record()})
-            if state:
-                content[STATE] = state_to_record(state)
-            message.content = content  # FedAvg gives all messages one content
+            config = ask.added_to(self.configs[at], state)
+            message.content = RecordDict({**message.content, self.config_key: config})  # FedAvg gives all the same
         order = Order("train", self.number, 0, at, objective_state=state, mask=row if some else None)
         self.ledger.control += order.control_bytes()
         self.ledger.down += packing.bytes_per_layer
@@ -99,7 +110,7 @@ class RoundUnderWay:
 
     # --- replies ------------------------------------------------------------------------------------------------
 
-    def receive(self, replies: Iterable[Message], weighted_by: str, grid: Grid, timeout: float) -> None:
+    def receive(self, replies: Iterable[Message], weighted_by: str, grid: Grid, timeout: float | None) -> None:
         """Read the replies and, for a selection that wanted scores first, fetch what was chosen."""
 
         def read(at: int, content: RecordDict) -> Trained:
@@ -110,7 +121,7 @@ class RoundUnderWay:
             self.uploads = {at: answer.reply for at, answer in self.trained.items()}
         elif self.trained:
             messages = self._choose(self.server.algorithm.selection)
-            second = grid.send_and_receive(messages, timeout=timeout)
+            second = OneByOne.of(grid).send_and_receive(messages, timeout=timeout)
             self.uploads = self._collect(messages, second, self._read_chosen)
 
     def _collect(
@@ -118,7 +129,7 @@ class RoundUnderWay:
     ) -> dict[int, Read]:
         """Read every reply, and keep the usable ones by position."""
         at_node = [self.position[message.metadata.dst_node_id] for message in messages]
-        status, good = dict.fromkeys(sorted(at_node), "no reply"), {}
+        status, good = dict.fromkeys(sorted(at_node), SILENCE), {}
         # Only the message that it answers says whose a reply is: an error that Flower makes does not name its node, and
         # whatever else a reply says of its origin, the node has written itself.
         waiting = {message.metadata.message_id: at for message, at in zip(messages, at_node, strict=True)}
@@ -126,14 +137,9 @@ class RoundUnderWay:
             at = waiting.pop(reply.metadata.reply_to_message_id, None)
             if at is None:
                 continue  # nobody asked it, or it has answered already
-            if reply.has_error():
-                status[at] = f"failed: {printable(reply.error.reason or '')}"
-                continue
-            try:
-                good[at] = read(at, reply.content)
-                status[at] = "ok"
-            except ReplyError as problem:
-                status[at] = f"refused: {problem}"
+            status[at], answer = told(reply, partial(read, at))
+            if answer is not None:
+                good[at] = answer
         for at, word in status.items():
             self.status[at] = word
             if word != "ok":
@@ -167,7 +173,7 @@ class RoundUnderWay:
                 self.status[at] = "ok, nothing chosen"
                 continue
             ask = Ask(self.number, self.ask.model, answer="kept", arrays=self.server.packing.arrays_of(row))
-            content = RecordDict({ASK: ask.record()})
+            content = RecordDict({self.config_key: ask.added_to(self.configs[at], {})})
             messages.append(Message(content, dst_node_id=self.nodes[at], message_type=MessageType.TRAIN))
             self.ledger.control += Order("upload", self.number, 0, at, mask=row).control_bytes()
         return messages
@@ -180,6 +186,10 @@ class RoundUnderWay:
     def _with_update(self, reply: Reply, record: ArrayRecord, row: Tensor) -> Reply:
         update = self.server.packing.flatten(record).sub_(self.server.state.model)
         keep_layers(update, row, self.server.packing.layers)
+        if not is_finite(update):  # two finite numbers may be further apart than any
+            raise ReplyError(f"the update is {NOT_FINITE}")
+        if update.dtype == torch.float64 and not torch.linalg.vector_norm(update).square().isfinite():
+            raise ReplyError(f"the squared norm of the update is {NOT_FINITE}")  # float32 cannot be so large
         self.ledger.up += self.server.packing.bytes_per_layer * row
         return replace(reply, update=update, sent=row)
 
@@ -188,6 +198,19 @@ class RoundUnderWay:
     def usable(self) -> int:
         """How many nodes did what they were asked for."""
         return sum(word.startswith("ok") for word in self.status)
+
+    def hopeless(self) -> str | None:
+        """Why nobody's answer can be used, though everyone who was asked has answered: the first reason."""
+        if self.uploads or any(word.startswith(SILENCE) for word in self.status):
+            return None
+        asked = [(node, word) for node, word in zip(self.nodes, self.status, strict=True) if word != "not selected"]
+        reasons = [f"node {node}: {word}" for node, word in asked if not word.startswith("ok")]
+        if not reasons:
+            return None
+        selects = bool(self.ask.selection) or not bool(self.masks.all())
+        doubt = selects and ": failed: " in reasons[0] and FIRST_MOD not in reasons[0]
+        hint = f"; if a mod has failed, {FIRST_MOD}" if doubt else ""
+        return f"round {self.number}: all {len(asked)} nodes answered, and no answer can be used; {reasons[0]}{hint}"
 
     def cohort(self) -> Cohort:
         """The accepted updates, in the order of rows."""

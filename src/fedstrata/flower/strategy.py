@@ -25,8 +25,11 @@ from fedstrata.algorithm import Algorithm, State
 from fedstrata.algorithms import AXES
 from fedstrata.arithmetic import steady
 from fedstrata.checks import require
-from fedstrata.errors import RecipeError, ReplyError, printable
-from fedstrata.flower.replies import read_size
+from fedstrata.errors import ClientAppError, RecipeError, ReplyError, printable
+from fedstrata.flower.callers import DEFAULT_TIMEOUT, strategies_around, timeout_of_start
+from fedstrata.flower.grid import OneByOne
+from fedstrata.flower.privacy import check_noise, is_noisy
+from fedstrata.flower.replies import read_size, told
 from fedstrata.flower.round import RoundUnderWay, Server
 from fedstrata.flower.wire import Ask, Packing, names, rule_to_json
 from fedstrata.layers import Grouping, Layers
@@ -92,7 +95,8 @@ class Strategy(FedAvg):
         )
         self._server: Server | None = None
         self._round: tuple[RoundUnderWay, Grid] | None = None
-        self._timeout: float = 3600
+        self._timeout: float | None = DEFAULT_TIMEOUT
+        self._noisy = False
 
     @property
     def layers(self) -> Layers:
@@ -117,9 +121,10 @@ class Strategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds, as Flower's strategies do; a second exchange is given the same time as the first."""
-        self._timeout = timeout
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        """Run the rounds, as Flower's strategies do; a reply that Flower cannot read does not end them."""
+        return super().start(
+            OneByOne.of(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -134,7 +139,13 @@ class Strategy(FedAvg):
         self._server = self._prepared(server_round, arrays, [message.metadata.dst_node_id for message in messages])
         if not self.records:
             log(INFO, "configure_train: %s layers: %s", len(self.layers), names(self.layers.names, limit=12))
-        under_way = RoundUnderWay(server_round, self._server, self._ask, messages, self.seed)
+        wrappers = [strategy for strategy in strategies_around() if is_noisy(strategy)]
+        for wrapper in wrappers:
+            check_noise(wrapper, self.algorithm, self._server.packing)
+        self._noisy, self._timeout = bool(wrappers), timeout_of_start()
+        under_way = RoundUnderWay(
+            server_round, self._server, self._ask, messages, self.seed, config_key=self.configrecord_key
+        )
         self._round = (under_way, grid)
         return under_way.messages
 
@@ -165,11 +176,16 @@ class Strategy(FedAvg):
                 raise RuntimeError(f"round {server_round} has replies, but was not configured")
             return None, None
         (under_way, grid), self._round = self._round, None
+        replies = list(replies)
         under_way.receive(replies, self.weighted_by_key, grid, self._timeout)
         log(INFO, "aggregate_train: %s of %s replies usable", under_way.usable(), len(under_way.messages))
-        if not under_way.uploads or under_way.usable() < self.min_replies:
-            log(WARNING, "\t> the model stays as it is: fewer than min_replies = %s", self.min_replies)
+        # A wrapper has counted the replies, and adds noise for a mean over all of them.
+        needed = max(self.min_replies, len(replies) if self._noisy else 0)
+        if not under_way.uploads or under_way.usable() < needed:
+            log(WARNING, "\t> the model stays as it is: %s replies are needed", needed)
             self.records.append(under_way.record({}))
+            if self._server.state.round == 0 and (reason := under_way.hopeless()) is not None:
+                raise ClientAppError(reason)
             return None, None
         with steady():
             cohort = under_way.cohort()
@@ -188,15 +204,11 @@ class Strategy(FedAvg):
         """Average the clients' metrics as FedAvg does; a reply without any is set aside, and does not end the run."""
         usable = []
         for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                log(WARNING, "\t> node %s: failed: %s", node, printable(reply.error.reason or ""))
-                continue
-            try:
-                read_size(reply.content, self.weighted_by_key)
+            word, size = told(reply, lambda content: read_size(content, self.weighted_by_key))
+            if size is None:
+                log(WARNING, "\t> node %s: %s", reply.metadata.src_node_id, word)
+            else:
                 usable.append(reply.content)
-            except ReplyError as problem:
-                log(WARNING, "\t> node %s: refused: %s", node, problem)
         log(INFO, "aggregate_evaluate: %s replies usable", len(usable))
         if not usable:
             return None
@@ -238,7 +250,7 @@ def _with_common_metrics(contents: Sequence[RecordDict]) -> list[RecordDict]:
     }
     if all(set(record) == common for _, record in metrics):
         return list(contents)
-    log(WARNING, "\t> clients report different metrics; averaged are: %s", names(sorted(common), limit=12))
+    log(WARNING, "\t> clients report different metrics; averaged are: %s", printable(names(sorted(common), limit=12)))
     return [
         RecordDict({**content, name: MetricRecord({key: record[key] for key in common})})
         for content, (name, record) in zip(contents, metrics, strict=True)

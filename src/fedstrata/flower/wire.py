@@ -1,7 +1,8 @@
 """What goes over Flower's wire besides what its own strategies send.
 
 A stock ClientApp never sees any of it: an algorithm that the server decides alone adds nothing to Flower's messages.
-Otherwise a message carries an `Ask` as a `ConfigRecord`, and the objective's state as an `ArrayRecord`.
+Otherwise the `ConfigRecord` that Flower sends anyway has an `Ask` and the objective's state in it. A message gets no
+record more, as Flower's own mods count them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from fedstrata.algorithms import AXES
@@ -22,13 +25,16 @@ from fedstrata.errors import RecipeError, ReplyError
 from fedstrata.layers import Grouping, Layers
 from fedstrata.registry import build_dataclass, find_installed, installed_name, parameters
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of everything in this file."""
 
 ASK = "fedstrata"
 RECEIPT = "fedstrata"
 STATE = "fedstrata-state"
 SCORES = "fedstrata-scores"
+
+FIRST_MOD = "put selection_mod first in ClientApp(mods=[…])"
+"""What to change where a client does not follow a selection."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +55,42 @@ class Ask:
     layers: str = ""
     buffers: str = ""
 
-    def record(self) -> ConfigRecord:
-        """For a message."""
-        values: dict[str, Any] = asdict(self) | {"arrays": list(self.arrays), "schema": SCHEMA}
-        return ConfigRecord(values)
+    def added_to(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> ConfigRecord:
+        """A message's configuration with the ask and the objective's state in it.
+
+        As one text and one lot of bytes: Flower cannot count the bytes of an empty list or string.
+        """
+        added: dict[str, Any] = {ASK: json.dumps(asdict(self) | {"schema": SCHEMA})}
+        if state:
+            added[STATE] = tensors_to_bytes({name: tensor.contiguous() for name, tensor in state.items()})
+        return ConfigRecord({**config, **added})
 
     @classmethod
     def of(cls, content: RecordDict) -> Self | None:
         """What a message asks for, if anything."""
-        record = content.config_records.get(ASK)
-        if record is None:
+        text = _configured(content, ASK)
+        if text is None:
             return None
-        if record.get("schema") != SCHEMA:
-            raise RecipeError("schema", record.get("schema"), f"this fedstrata speaks {SCHEMA}; install the server's")
-        values: dict[str, Any] = {field.name: record[field.name] for field in fields(cls)}
-        return cls(**values | {"arrays": tuple(values["arrays"])})
+        values: dict[str, Any] = json.loads(text)
+        if values.get("schema") != SCHEMA:
+            raise RecipeError("schema", values.get("schema"), f"this fedstrata speaks {SCHEMA}; install the server's")
+        known = {field.name: values[field.name] for field in fields(cls)}
+        return cls(**known | {"arrays": tuple(known["arrays"])})
 
     def packing(self, model: ArrayRecord) -> Packing:
         """The server's layers, from the arrays that it sent."""
         return Packing.of(model, json.loads(self.layers), json.loads(self.buffers))
+
+
+def objective_state(content: RecordDict) -> dict[str, Tensor]:
+    """The state of the objective that a message asks for."""
+    data = _configured(content, STATE)
+    return {} if data is None else dict(tensors_from_bytes(data))
+
+
+def _configured(content: RecordDict, key: str) -> Any:
+    """What a message's configuration says under a key; how the record is called, the server has chosen."""
+    return next((record[key] for record in content.config_records.values() if key in record), None)
 
 
 def rule_to_json(axis: str, rule: Any) -> str:
@@ -148,12 +171,14 @@ class Packing:
         return flat
 
     def passed(self, record: ArrayRecord) -> dict[str, Array]:
-        """The arrays that only pass through."""
+        """The arrays that only pass through, made anew: what was sent may call its numbers something else."""
+        passed = {}
         for name, (dtype, shape) in self.passing.items():
             array = decoded(name, record[name])
             if (array.dtype, array.shape) != (dtype, shape):
                 raise ReplyError(f"{name} is {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}")
-        return {name: record[name] for name in self.passing}
+            passed[name] = Array(array)
+        return passed
 
     def unflatten(self, flat: Tensor, passed: Mapping[str, Array]) -> ArrayRecord:
         """The arrays of a flat vector, in the model's own dtypes and order."""
@@ -184,16 +209,6 @@ def decoded(name: str, array: Array) -> np.ndarray:
     if not isinstance(found, np.ndarray):
         raise ReplyError(f"{name} is not an array")
     return found
-
-
-def state_to_record(state: Mapping[str, Tensor]) -> ArrayRecord:
-    """An objective's state."""
-    return ArrayRecord({name: Array(tensor.numpy()) for name, tensor in state.items()})
-
-
-def state_from_record(record: ArrayRecord | None) -> dict[str, Tensor]:
-    """The state again, on the client."""
-    return {name: torch.from_numpy(decoded(name, array).copy()) for name, array in (record or {}).items()}
 
 
 def names(items: Iterable[object], limit: int = 3) -> str:

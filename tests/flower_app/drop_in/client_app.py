@@ -7,7 +7,17 @@ from torch import nn
 
 from fedstrata.flower import Spring, selection_mod
 
-app = ClientApp(mods=[selection_mod])
+
+def malformed(message, context, call_next):
+    """Client 0, if it is told so, sends an array that Flower puts on the wire and cannot read again."""
+    reply = call_next(message, context)
+    if context.run_config["fault"] == "malformed" and int(context.node_config["partition-id"]) == 0:
+        for array in reply.content.get("arrays", {}).values():
+            array.dtype = 5
+    return reply
+
+
+app = ClientApp(mods=[malformed, selection_mod])
 
 
 def network():
@@ -31,7 +41,8 @@ def train(message, context):
         for x, y in spring.epoch(zip(inputs.split(10), targets.split(10), strict=True)):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
-            spring.pull()
+            if context.run_config["fault"] != "no pull":
+                spring.pull()
             optimizer.step()
     metrics = MetricRecord({"num-examples": len(inputs)})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})

@@ -20,5 +20,6 @@ def main(grid, context):
     flower_capture.install()
     name = context.run_config["algorithm"]
     mixed = Algorithm(FedProx(mu=0.25), FedLDF(n=2), FedLayerWise())
-    strategy = Strategy(mixed if name == "mixed" else named(name), fraction_evaluate=0.0)
+    nodes = context.run_config["nodes"]
+    strategy = Strategy(mixed if name == "mixed" else named(name), fraction_evaluate=0.0, min_available_nodes=nodes)
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=context.run_config["rounds"])

@@ -15,13 +15,13 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
-from google.protobuf.message import DecodeError
 
 from fedstrata import rng
 from fedstrata.client import Client
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.errors import FedstrataError, MessageError, printable
+from fedstrata.flower.grid import fetch
 from fedstrata.messages import Fault, Kind, Order, Reply
 from fedstrata.prepared import Prepared
 
@@ -35,9 +35,6 @@ _SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gon
 
 _LONGEST_REASON = 300
 """Of a longer one the end is kept: what was raised is the last line of a traceback."""
-
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DecodeError)
-"""What Flower raises when a message's parts do not fit together; never a connection that breaks."""
 
 _log = logging.getLogger("fedstrata")
 
@@ -229,20 +226,12 @@ class FlowerEngine:
         return replies
 
     def _fetch(self, wanted: Sequence[str]) -> Iterator[tuple[str, Message | MessageError]]:
-        """What has come, by the message that it answers.
-
-        One at a time, as what Flower cannot put together again would take with it all that is fetched with it.
-        """
-        if self._simulated:
-            for message in self._grid.pull_messages(wanted) if wanted else ():
-                yield message.metadata.reply_to_message_id, message
+        """What has come, by the message that it answers."""
+        if not self._simulated:
+            yield from fetch(self._grid, wanted)
             return
-        for one in wanted:
-            try:
-                found: list[Message | MessageError] = list(self._grid.pull_messages([one]))
-            except _UNREADABLE as error:
-                found = [MessageError(f"Flower cannot read it: {type(error).__name__}: {error}")]
-            yield from ((one, message) for message in found)
+        for message in self._grid.pull_messages(wanted) if wanted else ():
+            yield message.metadata.reply_to_message_id, message
 
 
 def _decoded(message: Message | MessageError, decode: Callable[[RecordDict], Read]) -> Read:
