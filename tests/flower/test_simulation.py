@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +20,7 @@ pytest.importorskip("ray")
 
 import fedstrata
 from fedstrata.algorithms import NAMED
+from fedstrata.engines.flower.client import RECIPE
 from fedstrata.runs import Run
 
 pytestmark = pytest.mark.deployment
@@ -117,3 +122,78 @@ def wait_until(condition: Callable[[], bool], process: Any) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+# --- other users of this machine -------------------------------------------------------------------------------------
+
+ASK_RAY = """
+import sys
+from ray._raylet import GcsClient
+print("answered", len(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=10)))
+"""
+
+
+def test_nobody_else_gets_at_the_recipe_or_at_ray(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    """The actors run what the recipe names, and Ray what it is sent: both must be ours alone.
+
+    Another user needs a way through every folder above a file to reach it, and Ray's token to have its ports answer.
+    """
+    found: dict[str, Any] = {}
+
+    def look(line: dict[str, Any]) -> None:
+        import ray
+
+        file = Path(os.environ[RECIPE])
+        found["open to others"] = [
+            str(place)
+            for place in (file.parent, *file.parent.rglob("*"))
+            if not place.is_symlink() and _reachable_by_others(place)
+        ]
+        found["recipe"], found["folder"] = file.exists(), stat.S_IMODE(file.parent.stat().st_mode)
+        found["ray is inside"] = Path(ray._private.worker.global_worker.node.get_temp_dir_path()).parent == file.parent
+        address = ray._private.worker.global_worker.gcs_client.address
+        token = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+        bare = {name: value for name, value in os.environ.items() if name not in token}
+        for who, variables in (("we", token), ("no token", {}), ("a wrong one", token | {"RAY_AUTH_TOKEN": "0" * 64})):
+            command = [sys.executable, "-c", ASK_RAY, address]
+            done = subprocess.run(command, env=bare | variables, capture_output=True, text=True, timeout=120)
+            found[who] = "answered" in done.stdout
+
+    settings = {"engine.name": "flower", "engine.workers": 1, "training.rounds": 1}
+    fedstrata.run(recipe(), settings=settings, out=tmp_path / "run", on_round=look)
+    assert found == {
+        "open to others": [],
+        "recipe": True,
+        "folder": 0o700,
+        "ray is inside": True,
+        "we": True,
+        "no token": False,
+        "a wrong one": False,
+    }
+    assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", RECIPE} & set(os.environ)
+
+
+def _reachable_by_others(place: Path) -> bool:
+    """Whether a user that is not us, of no group of ours, can get to it: to a folder, and through those above."""
+    return all(above.stat().st_mode & stat.S_IXOTH for above in place.parents) and bool(
+        place.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IXOTH)
+    )
+
+
+def test_ray_may_have_been_used_before_and_can_be_used_afterwards(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    """Ray reads its settings when it is imported, so that a token of later would not reach it, or stay for ever."""
+    script = f"""
+import ray
+import fedstrata
+def own():
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
+    print(ray.get(ray.remote(lambda: "mine").remote()))
+    ray.shutdown()
+own()
+settings = {{"engine.name": "flower", "engine.workers": 1, "training.rounds": 1}}
+fedstrata.run({str(recipe())!r}, settings=settings, out={str(tmp_path / "run")!r})
+own()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["mine", "mine"]
