@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -32,12 +31,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """Every file is whole at any instant, so there is nothing to wait for, and nothing to tell."""
-    if sys.stdout.isatty():
-        with suppress(OSError):
-            os.write(sys.stdout.fileno(), _SHOW_CURSOR)
+    with suppress(OSError):
+        if os.isatty(_STDOUT):
+            os.write(_STDOUT, _SHOW_CURSOR)
     os._exit(130)
 
 
+_STDOUT = 1
 _SHOW_CURSOR = b"\x1b[?25h\n"  # the live table hides it
 
 
