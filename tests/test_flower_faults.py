@@ -253,13 +253,15 @@ broken = st.sampled_from([5, None, True, "7", b"7", [], [None], [True, "x"], {},
 def spoiled(draw: st.DrawFn) -> Spoiled:
     kind = draw(
         st.sampled_from(
-            ["array", "arrays", "attribute", "metric", "broken metric", "record", "no content", "no records"]
+            ["array", "arrays", "attribute", "metric", "broken metric", "receipt", "record", "no content", "no records"]
         )
     )
     name, array, other = draw(odd_names), draw(arrays), draw(broken)
     attribute = draw(st.sampled_from(["dtype", "shape", "stype", "data"]))
     number, key = draw(metrics), draw(st.one_of(st.just("num-examples"), st.just("loss"), odd_names))
     record = draw(st.sampled_from(["arrays", "metrics", "fedstrata", "fedstrata-scores", "x"]))
+    receipt_key = draw(st.sampled_from(["round", "objective", "pulls", "stiffness", "x"]))
+    take_number = draw(st.booleans())
     made = draw(st.sampled_from([ArrayRecord, MetricRecord, ConfigRecord]))
 
     def spoil(reply: Message) -> None:
@@ -277,6 +279,9 @@ def spoiled(draw: st.DrawFn) -> Spoiled:
         elif kind in ("metric", "broken metric"):
             for told in reply.content.metric_records.values():
                 told.__dict__["_data"][key] = number if kind == "metric" else other
+        elif kind == "receipt":
+            for receipt in reply.content.config_records.values():
+                receipt.__dict__["_data"][receipt_key] = number if take_number else other
         elif kind == "record":
             reply.content[record] = made()
         elif kind == "no content":
@@ -313,12 +318,12 @@ def counting_app() -> ClientApp:
     return made
 
 
-CLIENT = counting_app()
+CLIENT, PULLING = counting_app(), app()
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("name", ["fedlayerwise", "fedldf"])
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("name", ["fedlayerwise", "fedldf", "fedprox"])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(wrong=spoiled())
 def test_whatever_a_client_sends_costs_one_reply(name: str, simulated: bool, wrong: Spoiled) -> None:
     """Of three clients one sends anything at all; two rounds go by, and the other two were used in both."""
@@ -331,9 +336,12 @@ def test_whatever_a_client_sends_costs_one_reply(name: str, simulated: bool, wro
             wrong.spoil(reply)
         return reply
 
-    strategy = Strategy(algorithms.fedldf(n=3) if name == "fedldf" else algorithms.fedlayerwise())
-    grid = FakeGrid(dict.fromkeys(NODES, CLIENT), change=change, simulated=simulated)
-    result = strategy.start(grid, counting_network(), num_rounds=2, timeout=0.2)
+    strategy = Strategy(algorithms.named(name, **({"n": 3} if name == "fedldf" else {})))
+    client, model = (
+        (PULLING, ArrayRecord(network().state_dict())) if name == "fedprox" else (CLIENT, counting_network())
+    )
+    grid = FakeGrid(dict.fromkeys(NODES, client), change=change, simulated=simulated)
+    result = strategy.start(grid, model, num_rounds=2, timeout=0.2)
     assert len(strategy.records) == 2
     for record in strategy.records:
         for node, word in zip(record.clients.tolist(), record.status, strict=True):
