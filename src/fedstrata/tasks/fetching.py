@@ -1,20 +1,35 @@
-"""Getting a data set: from the hub, or out of a folder, an archive or a package, checked before it is put in place."""
+"""Getting a data set: from the hub, or from a folder or files one has, checked before it is put in place.
+
+Archives and packages are for their own programs to unpack: what these may write, and how much, is not for us to judge.
+"""
 
 from __future__ import annotations
 
-import io
-import lzma
-import os
+import contextlib
+import fnmatch
+import gzip
+import re
+import shlex
 import shutil
-import tarfile
 import tempfile
-import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from fedstrata.errors import DataError, MissingExtra
-from fedstrata.tasks.datasets import MINI, PUBLISHED, data_directory, find_files, known, load_folder, mini_path
+from fedstrata.tasks.datasets import (
+    MINI,
+    PUBLISHED,
+    check_sizes,
+    data_directory,
+    file_size,
+    find_files,
+    in_words,
+    known,
+    layouts,
+    load_folder,
+    mini_path,
+)
 
 
 class HubUnreachable(DataError):
@@ -25,34 +40,36 @@ class HubUnreachable(DataError):
         super().__init__(f"{name}: the hub could not be reached ({type(reason).__name__}); other ways to get it:")
 
 
-def get(name: str, source: Path | None = None, directory: Path | None = None) -> Path:
-    """Put a set into the data directory, from a folder or archive, else from the hub; return its folder.
+def get(name: str, source: Path | Sequence[Path] | None = None, directory: Path | None = None) -> Path:
+    """Put a set into the data directory, from a folder or from its files, else from the hub; return its folder.
 
     The files are checked before they replace anything. Without `source`, a set that is there and sound is kept.
+    Archives are not unpacked.
     """
     if name == MINI:
         return mini_path()
     target = data_directory(directory) / known(name)
-    if source is None and _is_sound(name, target):
+    sources = [Path(source)] if isinstance(source, (str, Path)) else [Path(path) for path in source or ()]
+    if not sources and _is_sound(name, target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
-            unpacked, fresh = Path(scratch) / "unpacked", Path(scratch) / "fresh"
-            root = _download(name, unpacked) if source is None else _unpack(Path(source), unpacked)
-            place, folder = str(source or PUBLISHED[name].hub), root
+            download, fresh = Path(scratch) / "download", Path(scratch) / "fresh"
+            given = sources or [_download(name, download)]
+            files, place = dict[Path, Path](), ""
             try:
-                found = find_files(name, root)
-                if found is None:
-                    raise DataError(f"{place}: no files of {name} in it (idx, parquet or image folders)")
-                folder = found.folder
-                for path in (*found.train, *found.test):
-                    copy = fresh / path.relative_to(folder)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, copy)
+                files, place = _chosen(name, given)
+                for relative, path in files.items():
+                    (fresh / relative).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, fresh / relative)
                 load_folder(name, fresh)
             except DataError as error:  # name the files where the user has them, not the copies
-                raise DataError(str(error).replace(str(fresh), str(folder)).replace(str(root), place)) from error
+                text = str(error)
+                for relative, path in files.items():
+                    text = text.replace(str(fresh / relative), str(path))
+                hub = PUBLISHED[name].hub
+                raise DataError(text.replace(str(fresh), place).replace(str(download), hub)) from error
             _put_in_place(fresh, target, aside=Path(scratch) / "replaced")
     except OSError as error:
         raise DataError(f"{error.filename or target}: {error.strerror or error}") from error
@@ -92,33 +109,59 @@ def _download(name: str, into: Path) -> Path:
     return into
 
 
-def _unpack(source: Path, into: Path) -> Path:
-    """The folder itself, or an archive (.zip, .tar.*, .tgz, .deb) unpacked into a new one."""
-    if source.is_dir():
-        return source
-    if not source.is_file():
-        raise DataError(f"{source}: no such folder or archive")
-    try:
-        if zipfile.is_zipfile(source):
-            with zipfile.ZipFile(source) as bundle:
-                bundle.extractall(into)  # drops leading slashes and ".."
-            return into
-        with source.open("rb") as file, tarfile.open(fileobj=_inside_deb(file) or file) as bundle:
-            bundle.extractall(into, filter="data")  # refuses members that would land elsewhere
-        return into
-    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
-        raise DataError(f"{source}: not an archive that can be unpacked ({reason})") from error
+# --- what is given ---------------------------------------------------------------------------------------------------
 
 
-def _inside_deb(file: IO[bytes]) -> IO[bytes] | None:
-    """The data.tar of a Debian package, an `ar` archive: a magic line, then 60-byte headers, each with its content."""
-    if file.read(8) != b"!<arch>\n":
-        file.seek(0)
-        return None
-    while header := file.read(60):
-        size = int(header[48:58])
-        if header.startswith(b"data.tar"):
-            return io.BytesIO(file.read(size))
-        file.seek(size + size % 2, os.SEEK_CUR)
-    raise ValueError("a Debian package without data.tar")
+def _chosen(name: str, sources: Sequence[Path]) -> tuple[dict[Path, Path], str]:
+    """The set's files, by where they belong in its folder, and the place they come from, for errors."""
+    for path in sources:
+        if not path.exists():
+            raise DataError(f"{path}: no such folder or file")
+    if len(sources) == 1 and sources[0].is_dir():
+        found = find_files(name, sources[0])
+        if found is None:
+            raise DataError(f"{sources[0]}: no files of {name} in it (idx, parquet or image folders)")
+        return {path.relative_to(found.folder): path for path in (*found.train, *found.test)}, str(found.folder)
+    files: dict[Path, Path] = {}
+    for path in sources:
+        _check_given(name, path)
+        if files.setdefault(Path(path.name), path) != path:
+            raise DataError(f"{path}: another file of this name was given, {files[Path(path.name)]}")
+    check_sizes(sources, PUBLISHED[name].most_bytes(PUBLISHED[name].train + PUBLISHED[name].test))
+    return files, ", ".join(map(str, sources))
+
+
+def _check_given(name: str, path: Path) -> None:
+    """Refuse what is not one of the set's files by its name; say of an archive how it is unpacked."""
+    if path.is_dir():
+        raise DataError(f"{path}: a folder is given alone, without other folders or files")
+    file_size(path)  # before it is opened
+    folder = f"{name}-files"
+    if command := _unpacking(path, folder):
+        commands = f"`{command}`, then `fedstrata data get {name} --from {folder}`"
+        raise DataError(f"{path}: archives are not unpacked here; run {commands}")
+    expected = [pattern for parts in layouts(name).values() for part in parts for pattern in part if "/" not in pattern]
+    if not any(fnmatch.fnmatchcase(path.name, pattern) for pattern in expected):
+        raise DataError(f"{path}: not a file of {name}; expected a folder or {', '.join(map(in_words, expected))}")
+
+
+_COMPRESSED = (b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd")  # xz, bzip2, zstd
+_TAR = re.compile(r"\.(tar(\..*)?|t[bgx]z2?)$")
+
+
+def _unpacking(path: Path, folder: str) -> str | None:
+    """The command that unpacks an archive, known by its content or by its name; None for other files."""
+    with path.open("rb") as file:
+        start = file.read(512)
+        if start.startswith(b"\x1f\x8b"):
+            file.seek(0)
+            with contextlib.suppress(EOFError, OSError, zlib.error):
+                start = gzip.GzipFile(fileobj=file).read(512)
+    archive = shlex.quote(str(path))
+    if start.startswith(b"!<arch>") or path.suffix == ".deb":
+        return f"dpkg-deb -x {archive} {folder}"
+    if start.startswith((b"PK\3\4", b"PK\5\6")) or path.suffix == ".zip":
+        return f"unzip {archive} -d {folder}"
+    if start[257:262] == b"ustar" or start.startswith(_COMPRESSED) or _TAR.search(path.name):
+        return f"mkdir {folder} && tar xf {archive} -C {folder}"
+    return None

@@ -11,13 +11,14 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedstrata.errors import DataError, RecipeError
-from fedstrata.tasks import datasets
+from fedstrata.tasks import datasets, parquet
 
 LABEL = "label"
 """The column of a table that has the classes; the others are inputs, in their order."""
@@ -35,7 +36,7 @@ def read_folder(folder: Path, shape: Sequence[int], class_names: Sequence[str]) 
     """Inputs as float32 [N, *shape], those of images from 0 to 1, and their classes as int64 [N]."""
     kind, paths = _files(folder)
     try:
-        if kind == "csv" or (kind == "parquet" and not datasets.has_images(paths[0])):
+        if kind == "csv" or (kind == "parquet" and not datasets.has_images(paths[0], math.prod(shape))):
             inputs, labels = _read_tables(folder, kind, paths, shape, class_names)
         else:
             inputs, labels = _read_images(kind, paths, shape, class_names)
@@ -51,9 +52,11 @@ def _files(folder: Path) -> tuple[str, list[Path]]:
     """The kind of a folder's files, and these files. Hidden ones, which some systems leave behind, do not count."""
 
     def is_visible(path: Path) -> bool:
-        return path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        return not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
-    found = {kind: sorted(filter(is_visible, folder.glob(pattern))) for kind, pattern in LAYOUTS.items()}
+    found = {
+        kind: sorted(datasets.regular(filter(is_visible, folder.glob(pattern)))) for kind, pattern in LAYOUTS.items()
+    }
     kinds = [kind for kind, paths in found.items() if paths]
     if len(kinds) != 1:
         several, none = ", ".join(kinds), "*images-idx3-ubyte, *.parquet, <class>/*.png or .jpg, *.csv"
@@ -145,25 +148,39 @@ def _csv_table(path: Path, inputs: int, number: Mapping[str, int]) -> tuple[np.n
         table = np.empty((0, len(columns)), np.float32)
     if table.shape[1] != len(columns):
         raise DataError(f"{path}: rows of {table.shape[1]} columns under a header of {len(columns)}")
-    return _checked(path, columns, table, label, labels, number)
+    numbers = [_class_number(path, row, text, number) for row, text in enumerate(labels, 1)]
+    return _checked(path, columns, table, label, np.array(numbers, np.int64))
 
 
 def _parquet_table(path: Path, inputs: int, number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    pyarrow, parquet = datasets.parquet_modules()
-    try:
-        content = parquet.read_table(path)
-        columns = content.column_names
-        label = _label(path, columns, inputs)
-        labels = list(map(str, content.column(label).to_pylist()))
+    limits = parquet.Limits(datasets.LIMIT // (8 * (inputs + 1)), datasets.LIMIT)
+    what = "a column image (bytes) or columns of numbers, and a column label"
+    rows = parquet.Rows(path, what, inputs + 1, limits)
+    columns = rows.schema.names
+    label = _label(path, columns, inputs)
+    for index, column in enumerate(columns):
+        if index != label and not _has_numbers(rows.schema.field(index).type):
+            raise DataError(f"{path}: not parquet with {what} ({column} has {rows.schema.field(index).type})")
+    table = np.zeros((rows.count, len(columns)), np.float32)
+    labels = np.empty(rows.count, np.int64)
+    read = 0
+    for batch in rows.batches(columns):
+        part = slice(read, read + len(batch))
+        texts = map(str, batch.column(label).to_pylist())
+        labels[part] = [_class_number(path, row, text, number) for row, text in enumerate(texts, read + 1)]
         with np.errstate(over="ignore"):
-            numbers = [
-                np.zeros(len(labels), np.float32) if index == label else np.asarray(column.to_numpy(), np.float32)
-                for index, column in enumerate(content.columns)
-            ]
-    except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        problem = "not parquet with a column image (bytes) or columns of numbers, and a column label"
-        raise DataError(f"{path}: {problem} ({type(error).__name__})") from None
-    return _checked(path, columns, np.stack(numbers, axis=1), label, labels, number)
+            for index in range(len(columns)):
+                if index != label:
+                    table[part, index] = batch.column(index).to_numpy(zero_copy_only=False)
+        read += len(batch)
+    return _checked(path, columns, table[:read], label, labels[:read])
+
+
+def _has_numbers(kind: Any) -> bool:
+    """Whether all values of a column are numbers, and so of a few bytes. A column of nothing has no type."""
+    types = parquet.modules()[0].types
+    fitting = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
+    return any(fits(kind) for fits in fitting)
 
 
 def _label(path: Path, columns: Sequence[str], inputs: int) -> int:
@@ -176,15 +193,17 @@ def _label(path: Path, columns: Sequence[str], inputs: int) -> int:
     return columns.index(LABEL)
 
 
+def _class_number(path: Path, row: int, text: str, number: Mapping[str, int]) -> int:
+    if text not in number:
+        raise DataError(f"{path}: label = {text[:50]!r} in row {row} is no class; there are: {', '.join(number)}")
+    return number[text]
+
+
 def _checked(
-    path: Path, columns: Sequence[str], table: np.ndarray, label: int, labels: list[str], number: Mapping[str, int]
+    path: Path, columns: Sequence[str], table: np.ndarray, label: int, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """A table's inputs and classes."""
-    for row, text in enumerate(labels, 1):
-        if text not in number:
-            known = ", ".join(number)
-            raise DataError(f"{path}: label = {text[:50]!r} in row {row} is no class; there are: {known}")
     if not np.isfinite(table).all():
         row, column = np.argwhere(~np.isfinite(table))[0]
         raise DataError(f"{path}: {columns[column]} = {table[row, column]} in row {row + 1} is not finite")
-    return np.delete(table, label, axis=1), np.array([number[text] for text in labels], np.int64)
+    return np.delete(table, label, axis=1), labels
