@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstrata
-from fedstrata import compare
+from fedstrata import compare, runs
 from fedstrata.errors import RunDirectoryError
 from fedstrata.runs import Run
 from fedstrata.storage import Folder, locked, write_whole
@@ -195,6 +196,8 @@ def test_a_comparison_is_not_led_elsewhere(tmp_path: Path, recipe: Any, cli: Any
     for again in (command, ("show", tmp_path / "out"), ("report", tmp_path / "out", "--out", tmp_path / "p.html")):
         refused(cli(*again), f"{tmp_path / 'out' / 'fedadp'}", "is a link" if again is not command else "")
     assert content(tmp_path / "elsewhere") == before
+    with pytest.raises(RunDirectoryError, match="is a link"):  # also if the link comes when all was checked
+        list(compare.run_cell(compare.Cell("fedadp", 0, None, tmp_path / "out" / "fedadp" / "seed-0")))  # type: ignore
     about = json.loads((tmp_path / "out" / "compare.json").read_text())
     (tmp_path / "out" / "compare.json").write_text(json.dumps(about | {"algorithms": [".."]}))
     with pytest.raises(RunDirectoryError, match="is no name of a file in a folder"):
@@ -287,6 +290,83 @@ def test_an_edited_recipe_is_refused_by_name(edit: tuple[str, str], run: Path, c
     assert "recipe_sha256_before" not in json.loads((run / "run.json").read_text())
 
 
+class Killed(BaseException):
+    """As good as a kill: nothing is done after it."""
+
+
+def extend(run: Path, rounds: int, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extend a run, and be killed before the write after so many."""
+    left = [writes]
+
+    def write(folder: Folder, name: str, content: bytes) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        original(folder, name, content)
+
+    original = Folder.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", write)
+        with contextlib.suppress(Killed):
+            runs.reopen(run, {"training.rounds": rounds})
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("second", range(4))
+def test_extending_may_be_killed_again_and_again(
+    first: int, second: int, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever recipe is there belongs to the run; and when all is done, no other one does any more."""
+    recipes = [(run / "recipe.toml").read_bytes()]
+    for rounds, writes in ((5, first), (6, second)):
+        extend(run, rounds, writes, monkeypatch)
+        recipes.append((run / "recipe.toml").read_bytes())
+        assert Run(run).experiment.training.rounds in (2, 5, 6)
+    fedstrata.resume(run, settings={"training.rounds": 3})
+    last = (run / "recipe.toml").read_bytes()
+    assert "recipe_sha256_before" not in json.loads((run / "run.json").read_text())
+    for other in set(recipes) - {last}:
+        (run / "recipe.toml").write_bytes(other)
+        with pytest.raises(RunDirectoryError, match="was edited after the run began"):
+            Run(run)
+
+
+def test_an_extension_that_was_killed_is_settled_when_the_run_goes_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = (run / "recipe.toml").read_bytes()
+    extend(run, 3, 2, monkeypatch)  # the new recipe is there, and both are allowed
+    assert "recipe_sha256_before" in json.loads((run / "run.json").read_text())
+    assert len(fedstrata.resume(run).history()) == 3
+    (run / "recipe.toml").write_bytes(old)
+    with pytest.raises(RunDirectoryError, match="was edited after the run began"):
+        Run(run)
+
+
+@pytest.mark.parametrize("name", ["run.json", "recipe.toml", "history.jsonl"])
+def test_files_that_are_far_too_large_or_too_deep(name: str, run: Path, cli: Any) -> None:
+    whole = (run / name).read_bytes()
+    for damage in (b"[" * 100_000 + b"\n", None):
+        (run / name).write_bytes(damage or whole)
+        if damage is None:
+            os.truncate(run / name, 1 << 37)
+        for command in (("show", run), ("run", "--resume", run, *EXTEND)):
+            refused(cli(*command), f"{run / name} is damaged")
+
+
+def test_one_damaged_run_hides_no_other(run: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        shutil.copytree(run, tmp_path / "runs" / name)
+    about = json.loads((run / "run.json").read_text())
+    (tmp_path / "runs" / "a" / "run.json").write_text(json.dumps(about | {"metric": None}))
+    (tmp_path / "runs" / "b" / "run.json").write_text("[" * 100_000)
+    answer = cli("list", "runs")
+    assert answer.code == 0
+    assert "finished" in answer.out
+    assert answer.out.count("damaged") == 2
+
+
 def test_a_run_of_the_first_format_is_shown_and_not_resumed(run: Path, cli: Any, tmp_path: Path) -> None:
     """As version 0.1 wrote it: without an id, and with a file to lock."""
     as_of_format_1(run)
@@ -335,6 +415,21 @@ def test_deleting_whatever_is_in_the_directory_does_not_unlock_it(run: Path, cli
         moved = run.rename(run.with_name("moved"))
         refused(cli("run", "--resume", moved, *EXTEND), f"{moved} is in use by process {os.getpid()}")
     assert cli("run", "--resume", moved, *EXTEND).code == 0
+
+
+def test_another_directory_in_the_place_of_the_one_that_is_locked(tiny: Any, tmp_path: Path, same_run: Any) -> None:
+    """A run that is moved away goes on where it is now, and does not write into what took its place."""
+    run, prepared = Run.create(fedstrata.experiment.load(tiny()), tmp_path / "run")
+    rounds = run.rounds(prepared)
+    next(rounds)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    shutil.copytree(moved, tmp_path / "run")
+    before = content(tmp_path / "run")
+    assert len(list(rounds)) == 2
+    assert content(tmp_path / "run") == before
+    same_run(moved, fedstrata.run(tiny(), out=tmp_path / "whole").path)
+    fedstrata.resume(tmp_path / "run")  # the copy is a run as well
+    same_run(tmp_path / "run", moved)
 
 
 # --- code that a directory names -----------------------------------------------------------------------------------

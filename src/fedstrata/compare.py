@@ -124,6 +124,7 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
     """Run one cell, or what is left of it, and yield its rounds; a finished one yields nothing."""
+    Folder(cell.path.parents[1]).folder("/".join(cell.path.parts[-2:]))  # no link has come in between
     if (cell.path / "run.json").exists():
         run = Run(cell.path)
         found, asked = run.experiment, cell.experiment

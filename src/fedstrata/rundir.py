@@ -21,7 +21,8 @@ import re
 import secrets
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,14 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} does not exist or is no directory")
         if not self._files.has("run.json"):
             raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
+        self.reread()
+
+    def reread(self) -> None:
+        """Read what the run is: its run.json and its recipe."""
         self.info = self._files.read_versioned("run.json", (_NAMELESS, FORMAT))
         self.id: str | None = self.info.get("id")
         if (self.id is None) != (self.info["format"] == _NAMELESS):
-            raise RunDirectoryError(f"{path}/run.json is damaged: id = {self.id!r}")
+            raise RunDirectoryError(f"{self.path}/run.json is damaged: id = {self.id!r}")
         self.experiment = self._read_recipe()
 
     @classmethod
@@ -118,7 +123,7 @@ class RunDirectory:
         try:
             content = self._files.read("recipe.toml")
             table = tomllib.loads(content.decode())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(f"{path} is damaged: {error}") from None
         known = (self.info.get("recipe_sha256"), self.info.get("recipe_sha256_before"))
         if self.id is not None and _sha256(content) not in known:
@@ -135,12 +140,29 @@ class RunDirectory:
         """Store a changed recipe (a run that is extended). Killed in between, it is the one before."""
         recipe = experiment.to_toml().encode()
         info = {**self.info, "recipe_sha256": _sha256(recipe)}
-        self._files.write("run.json", _json({**info, "recipe_sha256_before": self.info["recipe_sha256"]}))
-        self._files.write("recipe.toml", recipe)
+        info["recipe_sha256_before"] = _sha256(self._files.read("recipe.toml"))
         self._files.write("run.json", _json(info))
+        self._files.write("recipe.toml", recipe)
         self.info, self.experiment = info, experiment
+        self._settle_recipe()
+
+    def _settle_recipe(self) -> None:
+        """Of two recipes that may be there while one replaces the other, keep the one that is."""
+        if self.info.pop("recipe_sha256_before", None) is not None:
+            self.info["recipe_sha256"] = _sha256(self._files.read("recipe.toml"))
+            self._files.write("run.json", _json(self.info))
 
     # --- while it runs ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for this process alone, and work in this very one, should another take its place."""
+        with locked(self.path) as handle:
+            before, self._files = self._files, Folder(self.path, handle)
+            try:
+                yield
+            finally:
+                self._files = before
 
     def store_figures(self, record: RoundRecord) -> None:
         """Write the round's per-layer figures."""
@@ -173,6 +195,7 @@ class RunDirectory:
         A round that was evaluated only for being the last one loses its figures when the run is extended, so that the
         history is that of a run that was never shorter.
         """
+        self._settle_recipe()
         kept = self.history()[:round]
         rounds, every = self.experiment.training.rounds, self.experiment.evaluation.every
         if kept and round < rounds and round % every:

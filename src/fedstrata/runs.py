@@ -30,7 +30,7 @@ from fedstrata.layers import Layers
 from fedstrata.prepared import Prepared, prepare
 from fedstrata.rounds import Engine, RoundRecord, fit, lost
 from fedstrata.rundir import RunDirectory, weights_digest
-from fedstrata.storage import locked, write_whole
+from fedstrata.storage import write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK
 from fedstrata.tasks.nodes import RemoteData
 from fedstrata.tasks.task import MOST_COUNTED, Metric, Task
@@ -106,7 +106,7 @@ class Run:
         directory = self.directory
         directory.require_resumable()
         with ExitStack() as stack:
-            stack.enter_context(locked(directory.path))
+            stack.enter_context(directory.locked())
             if prepared is None:
                 prepared = self.prepare(**sources)
             whole = directory.latest(prepared.layers)  # the last state whose line is in the history
@@ -317,17 +317,18 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -
     changes = _as_mapping(settings)
     if not changes:
         return old
-    table = old.experiment.to_table()
-    for key, value in changes.items():
-        if key not in CHANGEABLE_ON_RESUME:
-            allowed = ", ".join(CHANGEABLE_ON_RESUME)
-            raise RecipeError(key, value, f"cannot change when a run is resumed; only {allowed} can")
-        experiments.set_key(table, key, value)
-    changed = Experiment.parse(table)
-    done = old.directory.latest().round
-    if changed.training.rounds < done:
-        raise RecipeError("training.rounds", changed.training.rounds, f"{done} rounds are already done")
-    with locked(old.path):
+    with old.directory.locked():
+        old.directory.reread()  # another process may have extended it a moment ago
+        table = old.experiment.to_table()
+        for key, value in changes.items():
+            if key not in CHANGEABLE_ON_RESUME:
+                allowed = ", ".join(CHANGEABLE_ON_RESUME)
+                raise RecipeError(key, value, f"cannot change when a run is resumed; only {allowed} can")
+            experiments.set_key(table, key, value)
+        changed = Experiment.parse(table)
+        done = old.directory.latest().round
+        if changed.training.rounds < done:
+            raise RecipeError("training.rounds", changed.training.rounds, f"{done} rounds are already done")
         old.directory.rewrite_recipe(changed)
     return old
 

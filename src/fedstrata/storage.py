@@ -25,17 +25,21 @@ from fedstrata.wording import size
 
 TEMPORARY = ".partial"
 
+_LONGEST_HISTORY = 1 << 29
+"""Bytes: some hundred thousand rounds."""
+
 _held: set[int] = set()  # handles of the locks that this process holds
 
 
 class Folder:
     """The files below a folder, by their names relative to it, such as `layers/000001.safetensors`.
 
-    The folder itself is where its owner says, and may be a link.
+    The folder itself is where its owner says, and may be a link; or it is the one that `handle` has open, as the one
+    that is locked, wherever it is moved to and whatever takes its place.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, handle: int | None = None) -> None:
+        self.path, self._handle = path, handle
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -49,10 +53,13 @@ class Folder:
         with self._opened(folder) as handle:
             return sorted(os.listdir(handle))
 
-    def read(self, name: str) -> bytes:
-        """A whole file."""
+    def read(self, name: str, most: int = 1 << 26) -> bytes:
+        """A whole file, if it has at most so many bytes."""
         with os.fdopen(self._open(name, os.O_RDONLY), "rb") as file:
-            return file.read()
+            content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+        if content is None or len(content) > most:
+            raise RunDirectoryError(f"{self.path / name} is damaged: it has more than {size(most)}")
+        return content
 
     def read_tensors(self, name: str, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
         """The tensors and the metadata of a safetensors file."""
@@ -61,17 +68,17 @@ class Folder:
             with safe_open(f"/dev/fd/{handle}", framework=framework) as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
                 return tensors, dict(file.metadata() or {})
-        except SafetensorError as error:
-            raise RunDirectoryError(f"{self.path / name} is damaged: {error}") from None
+        except (SafetensorError, MemoryError) as error:
+            raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
         finally:
             os.close(handle)
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """All whole lines of a JSON-lines file."""
-        lines = self.read(name).split(b"\n")[:-1]  # what follows the last newline was torn
+        lines = self.read(name, _LONGEST_HISTORY).split(b"\n")[:-1]  # what follows the last newline was torn
         try:
             return [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RunDirectoryError(f"{self.path / name} is damaged: a line is not JSON") from None
 
     def read_versioned(self, name: str, versions: Collection[int]) -> dict[str, Any]:
@@ -79,7 +86,7 @@ class Folder:
         path = self.path / name
         try:
             content = json.loads(self.read(name).decode())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(f"{path} is damaged: {error}") from None
         found = content.get("format") if isinstance(content, dict) else content
         if not isinstance(content, dict) or found not in versions:
@@ -162,7 +169,8 @@ class Folder:
         handle = None
         try:
             with self._told(name):
-                handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                root = self.path if self._handle is None else "."
+                handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._handle)
                 steps = _parts(name) if name else []
                 for at, step in enumerate(steps):
                     below = "/".join(steps[: at + 1])
@@ -257,11 +265,11 @@ def _disk_of(path: Path) -> str:
 
 
 @contextmanager
-def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
+def locked(directory: Path, patience: float = 0.0) -> Iterator[int]:
     """Hold a directory for this process alone, after waiting for others if there is `patience` (in seconds).
 
-    The directory itself is locked, so there is no file to be deleted. The operating system lets go when the process
-    ends, however it ends.
+    The directory itself is locked, so there is no file to be deleted. What it gives is a handle of the directory, which
+    stays that of this one. The operating system lets go when the process ends, however it ends.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -281,7 +289,7 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
             except OSError as error:  # a file system without locks
                 raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
         _held.add(handle)
-        yield
+        yield handle
     finally:
         _held.discard(handle)
         os.close(handle)

@@ -245,8 +245,10 @@ def _runs() -> Table:
             state = "finished" if run.finished() else "not finished"
             rounds = f"{summary['rounds']}/{run.experiment.training.rounds}"
             row = (rounds, figure(summary["best"]), size(summary["upload"]), state)
-        except FedstrataError as error:
+        except (FedstrataError, OSError) as error:
             row = ("", "", "", str(error))
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            row = ("", "", "", f"damaged: {type(error).__name__}")  # one that somebody damaged hides no other
         table.add_row(str(info.parent), *row)
     return table
 
