@@ -265,7 +265,7 @@ def test_nothing_of_what_goes_wrong_on_nodes_reaches_the_server(tmp_path: Path) 
         "node-1": [bad["csv cell"], bad["parquet label"], bad["idx damaged"], f"read-exit Exit{SECRET}"],
     }
     while_working = {  # trained, evaluated, and the same again
-        "node-0": [f"use-key Key{SECRET}", fine, fine, f"use-file /home/File{SECRET}"],
+        "node-0": [f"use-key Key{SECRET}", fine, fine, f"use-file /data/File{SECRET}"],
         "node-1": [fine, f"use-value Value{SECRET}", f"use-class Type{SECRET}", fine],
     }
     for node in while_reading:
@@ -292,7 +292,7 @@ def test_nothing_of_what_goes_wrong_on_nodes_reaches_the_server(tmp_path: Path) 
     for kind in ("DataError", "RecipeError", "SystemExit"):
         assert f": it cannot read its data ({kind}){more}" in made.log("run-first")
     for node, secrets in {
-        "node-0": ["Label", "Column", "Class", "Made", "Key", "/home/File"],
+        "node-0": ["Label", "Column", "Class", "Made", "Key", "/data/File"],
         "node-1": ["Cell", "Name", "Scan", "Exit", "Value", "Type"],
     }.items():
         assert (made.folder / node / "faults").read_text() == fine

@@ -265,7 +265,7 @@ def made_at_run_time(*bases: type, **body: Any) -> Any:
 MOODS: dict[str, tuple[BaseException, str]] = {
     "ValueError": (ValueError(SECRET), "ValueError"),
     "KeyError": (KeyError(SECRET), "KeyError"),
-    "OSError": (FileNotFoundError(2, "No such file", f"/home/{SECRET}"), "FileNotFoundError"),
+    "OSError": (FileNotFoundError(2, "No such file", f"/data/{SECRET}"), "FileNotFoundError"),
     "SystemExit": (SystemExit(SECRET), "SystemExit"),
     "KeyboardInterrupt": (KeyboardInterrupt(SECRET), "KeyboardInterrupt"),
     "a class of its own": (made_at_run_time(LookupError)(SECRET), "LookupError"),
