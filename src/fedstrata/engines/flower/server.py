@@ -45,6 +45,7 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     data = Path(str(config["data"])) if config.get("data") else None
     old = Run(out) if (out / "run.json").exists() else None
     if old is not None:
+        old.announce_imports()
         prepared = old.prepare(data=data)
     else:
         prepared = prepare(load(_text(config, "recipe"), settings={"engine.name": "flower"}), data=data)
