@@ -94,6 +94,7 @@ def train(
             tensors[name].copy_(torch.from_numpy(value))
     names = [name for name, p in net.named_parameters() if p.requires_grad]
     parameters = [tensors[name] for name in names]
+    neuron_of = neurons(net, rules.units) if rules.objective == "fedlap" and rules.q > 0 else {}
     velocity: dict[str, np.ndarray] = {}
     rate = training.lr * training.lr_decay ** (number - 1)
     inputs, targets = data
@@ -109,14 +110,17 @@ def train(
             gradients = torch.autograd.grad(loss, parameters)
             local = {name: tensors[name].detach().numpy().copy() for name in names}
             if first_step or rules.refresh == "step" or rules.through or (rules.refresh == "epoch" and new_epoch):
-                stiffness = {name: spring(local[name], anchor[name], rules, mu_of.get(name)) for name in names}
+                stiffness = {
+                    name: spring(local[name], anchor[name], neuron_of.get(name), rules, mu_of.get(name))
+                    for name in names
+                }
             first_step = new_epoch = False
             for name, gradient in zip(names, gradients, strict=True):
                 g = gradient.numpy().copy()
                 away = local[name] - anchor[name]
                 g = g + stiffness[name] * away
-                if rules.objective == "fedlap" and rules.through:
-                    g = g + half_distance_times_slope(local[name], anchor[name], rules)
+                if name in neuron_of and rules.through:
+                    g = g + half_distance_times_slope(local[name], anchor[name], neuron_of[name], rules)
                 g = g + training.weight_decay * local[name]
                 velocity[name] = g if name not in velocity else training.momentum * velocity[name] + g
                 with torch.no_grad():
@@ -126,7 +130,7 @@ def train(
     return {name: tensors[name].detach().numpy().copy() for name in anchor}, total / seen
 
 
-def spring(w: np.ndarray, a: np.ndarray, rules: Rules, mu: float | None) -> np.ndarray:
+def spring(w: np.ndarray, a: np.ndarray, neuron: np.ndarray | None, rules: Rules, mu: float | None) -> np.ndarray:
     """The stiffness c of every single weight."""
     if rules.objective == "fedprox":
         return np.full(w.shape, rules.mu)
@@ -134,17 +138,46 @@ def spring(w: np.ndarray, a: np.ndarray, rules: Rules, mu: float | None) -> np.n
         assert mu is not None
         return np.full(w.shape, mu)
     c = np.zeros(w.shape)
-    if rules.objective == "fedlap" and w.ndim >= 2 and rules.q > 0:
-        axis = 1 if rules.units == "input" else 0
-        for j in range(w.shape[axis]):
-            at = neuron(w.ndim, axis, j)
-            turn = one_minus_cosine(w[at].ravel(), a[at].ravel())
+    if neuron is not None:
+        for j in range(neuron.max() + 1):
+            at = neuron == j
+            turn = one_minus_cosine(w[at], a[at])
             c[at] = rules.q * turn if rules.form == "factor" else turn ** ((1 - rules.q) / rules.q)
     return c
 
 
-def neuron(ndim: int, axis: int, j: int) -> tuple[Any, ...]:
-    return tuple(j if d == axis else slice(None) for d in range(ndim))
+def neurons(net: nn.Module, units: str) -> dict[str, np.ndarray]:
+    """The number of the neuron that each single weight leaves (`input`) or enters (`output`); no word of the others."""
+    return {
+        f"{path}.weight".lstrip("."): neuron_of_each_weight(module, units)
+        for path, module in net.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd)
+    }
+
+
+def neuron_of_each_weight(module: Any, units: str) -> np.ndarray:
+    """Found out by trying: the weights that matter when one input alone is on, or for one output alone."""
+    dtype = module.weight.dtype
+    if isinstance(module, nn.Embedding):
+        each = list(torch.arange(module.num_embeddings)[:, None])
+        at_once = torch.arange(module.num_embeddings)
+    elif isinstance(module, nn.Linear):
+        each = list(torch.eye(module.in_features, dtype=dtype)[:, None])
+        at_once = torch.ones(1, module.in_features, dtype=dtype)
+    else:
+        picture = torch.ones(*module.kernel_size, dtype=dtype)
+        each = [torch.stack([on * picture for on in one]) for one in torch.eye(module.in_channels, dtype=dtype)]
+        at_once = sum(each)
+    if units == "input":
+        results = [module(one).sum() for one in each]
+    else:
+        channel = 0 if isinstance(module, nn.modules.conv._ConvNd) else 1
+        results = [part.sum() for part in module(at_once).unbind(channel)]
+    matters = np.array(
+        [torch.autograd.grad(result, module.weight, retain_graph=True)[0].numpy() != 0 for result in results]
+    )
+    assert (matters.sum(0) == 1).all(), "each weight has one neuron on either side"
+    return matters.argmax(0)
 
 
 def one_minus_cosine(w: np.ndarray, a: np.ndarray) -> float:
@@ -157,22 +190,19 @@ def one_minus_cosine(w: np.ndarray, a: np.ndarray) -> float:
     return min(2.0, max(0.0, 1 - sum(x * y for x, y in zip(w, a, strict=True)) / (long_w * long_a)))
 
 
-def half_distance_times_slope(w: np.ndarray, a: np.ndarray, rules: Rules) -> np.ndarray:
+def half_distance_times_slope(w: np.ndarray, a: np.ndarray, neuron: np.ndarray, rules: Rules) -> np.ndarray:
     """½ d_j ∂c_j/∂w: what the gradient through λ adds, with ∂λ/∂w = cos · w/‖w‖² − a/(‖w‖‖a‖)."""
     extra = np.zeros(w.shape)
-    if w.ndim < 2 or rules.q == 0:
-        return extra
-    axis = 1 if rules.units == "input" else 0
-    for j in range(w.shape[axis]):
-        at = neuron(w.ndim, axis, j)
-        x, y = w[at].ravel(), a[at].ravel()
+    for j in range(neuron.max() + 1):
+        at = neuron == j
+        x, y = w[at], a[at]
         turn = one_minus_cosine(x, y)
         if turn == 0 or not x.any() or not y.any():
             continue
         slope = (1 - turn) * x / (x @ x) - y / (np.linalg.norm(x) * np.linalg.norm(y))
         power = (1 - rules.q) / rules.q
         slope = rules.q * slope if rules.form == "factor" else power * turn ** (power - 1) * slope
-        extra[at] = (0.5 * ((x - y) @ (x - y)) * slope).reshape(w[at].shape)
+        extra[at] = 0.5 * ((x - y) @ (x - y)) * slope
     return extra
 
 

@@ -11,14 +11,17 @@ import itertools
 import numpy as np
 import pytest
 import reference
+import torch
 from helpers_math import Tiny, image_task, prepare, run
 from reference import Rules
+from torch import Tensor, nn
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.arithmetic import steady
 from fedstrata.layers import Layers
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
+from fedstrata.tasks.task import Task
 from fedstrata.training import Training
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
 
@@ -71,17 +74,25 @@ class _ReferenceDraw:
         return self.selection.draw(clients, self.layers, generator).numpy()
 
 
-def compare(algorithm: Algorithm, rules: Rules, grouping: str, seed: int, tolerance: float = 1e-9) -> None:
+def compare(
+    algorithm: Algorithm,
+    rules: Rules,
+    grouping: str,
+    seed: int,
+    tolerance: float = 1e-9,
+    task: Task | None = None,
+    by_hand: reference.Grouping | None = None,
+) -> None:
     """Run both, and compare models and records after every round."""
-    task = image_task(SIZES)
+    task, by_hand = task or image_task(SIZES), by_hand or GROUPINGS[grouping]
     setup, _, _ = prepare(task, algorithm, TRAINING, seed=seed, grouping=grouping)
     layers = setup.layers
-    assert layers.names == tuple(GROUPINGS[grouping])
+    assert layers.names == tuple(by_hand)
     if rules.draw is not None:
         rules.draw = _ReferenceDraw(rules.draw, layers)
     states, records = run(task, algorithm, TRAINING, seed=seed, grouping=grouping)
     with steady():
-        expected = reference.run(task, setup.model, GROUPINGS[grouping], rules, TRAINING, seed=seed)
+        expected = reference.run(task, setup.model, by_hand, rules, TRAINING, seed=seed)
     assert len(records) == len(expected) == 3
     near = {"rtol": tolerance, "atol": tolerance}
     for state, record, truth in zip(states[1:], records, expected, strict=True):
@@ -90,14 +101,14 @@ def compare(algorithm: Algorithm, rules: Rules, grouping: str, seed: int, tolera
         assert set(ours) == set(truth.model)
         for name, value in truth.model.items():
             np.testing.assert_allclose(ours[name].numpy(), value, err_msg=name, **near)
-        _compare_record(record, truth, rules, near)
+        _compare_record(record, truth, rules, list(by_hand), near)
         if rules.objective == "adaptive_mu":
             np.testing.assert_allclose(state.objective["mu"].numpy(), list(truth.mu.values()), **near)
     moved = layers.norms(states[-1].model - states[0].model)
     assert (moved > 1e-4).all(), "a run in which nothing happens tests nothing"
 
 
-def _compare_record(record, truth, rules: Rules, near: dict[str, float]) -> None:
+def _compare_record(record, truth, rules: Rules, names: list[str], near: dict[str, float]) -> None:
     figures, sent = record.layers, truth.mask
     answered = sent.any(1)
     np.testing.assert_array_equal(figures["mask"] > 0, sent)
@@ -116,12 +127,9 @@ def _compare_record(record, truth, rules: Rules, near: dict[str, float]) -> None
     assert np.isnan(record.losses[~trained]).all()
     for k, client in enumerate(truth.clients):
         for at, layer in enumerate(figures["smoothed_angle"][k]):
-            key = client if rules.weighting == "fedadp" else (client, list(GROUPINGS_OF[len(sent[k])])[at])
+            key = client if rules.weighting == "fedadp" else (client, names[at])
             if answered[k] and key in truth.smoothed:
                 assert layer == pytest.approx(truth.smoothed[key], rel=1e-9, abs=1e-7)
-
-
-GROUPINGS_OF = {len(layers): list(layers) for layers in GROUPINGS.values()}
 
 
 @pytest.mark.parametrize(("objective", "selection", "weighting"), COMBINATIONS)
@@ -157,6 +165,42 @@ def test_fedlap_switches(options: dict[str, object], tolerance: float) -> None:
     """Each reading of FedLap that the switches offer, as the reference computes it neuron by neuron."""
     algorithm = Algorithm(FedLap(**options), Everything(), Uniform())
     compare(algorithm, Rules("fedlap", "all", "uniform", **options), "module", seed=5, tolerance=tolerance)
+
+
+class Odd(nn.Module):
+    """Weights that are not [out, in, …]: grouped, depthwise and transposed convolutions, an embedding; and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 1)
+        self.grouped = nn.Conv2d(4, 6, 2, groups=2)
+        self.depthwise = nn.Conv2d(6, 6, 2, groups=6)
+        self.norm = nn.LayerNorm([6, 2, 2])
+        self.up = nn.ConvTranspose2d(6, 3, 2)
+        self.up_grouped = nn.ConvTranspose2d(3, 6, 2, groups=3)
+        self.embed = nn.Embedding(4, 5)
+        self.fc = nn.Linear(6 * 16 + 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = torch.tanh(self.depthwise(torch.tanh(self.grouped(self.conv(x)))))
+        image = torch.tanh(self.up_grouped(torch.tanh(self.up(self.norm(image)))))
+        words = self.embed((x[:, 0, 0] > 0).sum(1) % 4)
+        return self.fc(torch.cat([image.flatten(1), words], 1))
+
+
+ODD_LAYERS = {name: [name] for name, _ in Odd().named_parameters()}
+
+
+@pytest.mark.parametrize("form", ["factor", "exponent"])
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("units", ["input", "output"])
+def test_fedlap_on_every_kind_of_weight(units: str, through: bool, form: str) -> None:
+    """The reference finds out by trying which neuron each weight leaves and enters."""
+    options = {"q": 0.5, "units": units, "through": through, "form": form}
+    algorithm = Algorithm(FedLap(**options), Everything(), Uniform())
+    rules = Rules("fedlap", "all", "uniform", **options)
+    task = image_task(SIZES, Odd)
+    compare(algorithm, rules, "tensor", seed=2, task=task, by_hand=ODD_LAYERS)
 
 
 @pytest.mark.parametrize("weighting", ["fedadp", "fedlayerwise"])

@@ -83,13 +83,35 @@ def test_batch_norm_model() -> None:
     }
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm])
-def test_block_knows_every_batch_norm(norm: type[nn.Module]) -> None:
-    assert list(names(nn.Sequential(nn.Linear(3, 2), norm(2)), "block")) == ["0"]
+NORMS: list[Callable[[int], nn.Module]] = [
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    lambda width: nn.InstanceNorm1d(width, affine=True),
+    lambda width: nn.InstanceNorm2d(width, affine=True, track_running_stats=True),
+    lambda width: nn.InstanceNorm3d(width, affine=True),
+    lambda width: nn.GroupNorm(1, width),
+    nn.LayerNorm,
+    lambda width: nn.LayerNorm([width, 3, 3]),
+    lambda width: nn.LayerNorm(width, bias=False),
+    nn.RMSNorm,
+]
 
 
-def test_block_does_not_join_other_norms() -> None:
-    assert list(names(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), "block")) == ["0", "1"]
+@pytest.mark.parametrize("norm", NORMS)
+def test_block_joins_every_norm_to_the_layer_before(norm: Callable[[int], nn.Module]) -> None:
+    """Its entries belong to the units of the weight before it, which is the only one of the three that is 2 wide."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), norm(2), nn.Linear(2, 4))
+    assert list(names(model, "block")) == ["0", "1", "3"]
+    assert list(names(model)) == ["0", "1", "2", "3"]
+    spans = {name: span for name, span in units(model, "block").items() if name[0] in "12"}
+    assert len(spans) >= 3
+    assert set(spans.values()) == {(4, 2)}
+
+
+def test_block_does_not_join_an_activation() -> None:
+    assert list(names(nn.Sequential(nn.Linear(3, 2), nn.PReLU(2)), "block")) == ["0", "1"]
 
 
 def test_block_with_batch_norm_first_keeps_its_name() -> None:
@@ -395,6 +417,50 @@ def test_lstm() -> None:
     assert model["lstm"].weight_hh_l0.grad is not None
 
 
+# --- neurons -----------------------------------------------------------------------------------------------------
+
+
+def sides(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """(dimension of the neurons that the weights leave, groups), for weights between neurons."""
+    entries = Layers.of(model).entries
+    return {name: (entry.inputs, entry.groups) for name, entry in entries.items() if entry.inputs is not None}
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Linear(2, 3), {"weight": (1, 1)}),
+        (nn.Conv1d(4, 6, 3, groups=2), {"weight": (1, 2)}),
+        (nn.Conv3d(4, 4, 1, groups=4), {"weight": (1, 4)}),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), {"weight": (0, 2)}),
+        (nn.Embedding(5, 2), {"weight": (0, 1)}),
+        (nn.EmbeddingBag(5, 2), {"weight": (0, 1)}),
+        (nn.GRUCell(2, 3), {"weight_ih": (1, 1), "weight_hh": (1, 1)}),
+        (nn.LayerNorm([2, 3]), {}),
+        (nn.RMSNorm([2, 3]), {}),
+        (
+            nn.MultiheadAttention(4, 2, add_bias_kv=True),
+            {"in_proj_weight": (1, 1), "out_proj.weight": (1, 1)},
+        ),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3, groups=2)),
+            {"parametrizations.weight.original0": (1, 2), "parametrizations.weight.original1": (1, 2)},
+        ),
+        (
+            nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Embedding(4, 6))),
+            {"0.parametrizations.weight.original": (0, 1)},
+        ),
+    ],
+    ids=lambda case: type(case).__name__ if isinstance(case, nn.Module) else "",
+)
+def test_which_dimension_is_which_neurons(module: nn.Module, expected: dict[str, tuple[int, int]]) -> None:
+    assert sides(module) == expected
+
+
+def test_a_tied_weight_is_what_its_first_module_says() -> None:
+    assert sides(Tied()) == {"embed.weight": (0, 1)}
+
+
 # --- from names and shapes alone ---------------------------------------------------------------------------------
 
 
@@ -410,6 +476,10 @@ MODULES = st.lists(
             lambda: nn.Conv2d(2, 3, 3),
             lambda: nn.BatchNorm2d(3),
             lambda: nn.LayerNorm(4),
+            lambda: nn.GroupNorm(1, 3),
+            lambda: nn.InstanceNorm2d(2, affine=True),
+            lambda: nn.PReLU(2),
+            lambda: nn.MultiheadAttention(2, 1, add_bias_kv=True),
             lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU()),
             lambda: nn.LSTM(2, 3),
         ]

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from helpers_math import cohort, image_task, run, vectors
+from reference import neuron_of_each_weight, one_minus_cosine
 from torch import Tensor, nn
 
 from fedstrata.algorithm import Algorithm, Objective
@@ -192,7 +193,8 @@ LOCAL = double([[0.0, 0.0], [1.0, 2.0]])
 
 
 def turned(objective: FedLap, local: Tensor, anchor: Tensor) -> Tensor | None:
-    return objective.stiffness({"weight": local}, {"weight": anchor}, {}, vectors(1)).get("weight")
+    layers = Layers.of_shapes({"weight": local.shape})
+    return objective.stiffness({"weight": local}, {"weight": anchor}, {}, layers).get("weight")
 
 
 def test_fedlap_columns_and_rows_by_hand() -> None:
@@ -238,7 +240,8 @@ def test_fedlap_is_clamped(seed: int) -> None:
     """w = s·a gives cosines a rounding error away from ±1: λ stays in [0, 2]."""
     a = torch.rand(7, 500, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
     for scale in (1.1, -0.3):
-        lam = FedLap(q=1.0).stiffness({"w": a * scale}, {"w": a}, {}, vectors(1)).get("w", torch.zeros(1))
+        lam = turned(FedLap(q=1.0), a * scale, a)
+        assert lam is not None
         assert ((lam >= 0) & (lam <= 2)).all()
 
 
@@ -256,6 +259,71 @@ def test_fedlap_convolution_by_input_channel() -> None:
     torch.testing.assert_close(by_input.expand(2, 2, 1, 2)[0, :, 0, 0], double([1.0, 0.0]), rtol=0, atol=1e-15)
     expected = double([1 - 4 / (3 * math.sqrt(3)), 0.0])
     torch.testing.assert_close(by_output.expand(2, 2, 1, 2)[:, 0, 0, 0], expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("units", ["input", "output"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(3, 2),
+        nn.Conv2d(4, 6, (2, 3)),
+        nn.Conv2d(4, 6, 2, groups=2),
+        nn.Conv1d(4, 8, 3, groups=4),
+        nn.Conv3d(2, 2, 2, groups=2),
+        nn.ConvTranspose2d(4, 6, 2),
+        nn.ConvTranspose2d(4, 6, 2, groups=2),
+        nn.Embedding(5, 3),
+    ],
+    ids=str,
+)
+def test_fedlap_by_what_each_weight_is_connected_to(module: nn.Module, units: str) -> None:
+    """The reference tries out which weights matter for one neuron alone; λ is 1 − cos of them, written out."""
+    module = module.double()
+    draw = torch.Generator().manual_seed(2)
+    anchor = torch.randn(module.weight.shape, generator=draw, dtype=DOUBLE)
+    local = anchor + torch.randn(module.weight.shape, generator=draw, dtype=DOUBLE)
+    found = FedLap(q=1.0, units=units).stiffness({"weight": local}, {"weight": anchor}, {}, Layers.of(module))["weight"]
+    neuron = neuron_of_each_weight(module, units)
+    turns = [one_minus_cosine(local.numpy()[neuron == j], anchor.numpy()[neuron == j]) for j in range(neuron.max() + 1)]
+    assert len(set(turns)) == len(turns) > 1
+    torch.testing.assert_close(found.expand(local.shape), double(turns)[torch.from_numpy(neuron)], rtol=1e-12, atol=0)
+
+
+def test_fedlap_depthwise_by_hand() -> None:
+    """Two channels of their own 1×2 kernels: (1,0) → (0,1) turned by 90°, (1,1) → (3,3) only grew: λ = 1 and 0."""
+    depthwise = Layers.of(nn.Conv2d(2, 2, (1, 2), groups=2, bias=False).double())
+    anchor, local = double([[[[1, 0]]], [[[1, 1]]]]), double([[[[0, 1]]], [[[3, 3]]]])
+    for units in ("input", "output"):
+        found = FedLap(q=1.0, units=units).stiffness({"weight": local}, {"weight": anchor}, {}, depthwise)["weight"]
+        torch.testing.assert_close(found.flatten(), double([1.0, 0.0]), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("grown", [0.01, 1.0, 1.3])
+@pytest.mark.parametrize("angle", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize("shape", [(200, 784), (64, 32, 5, 5)], ids=["linear", "conv"])
+def test_fedlap_in_single_precision_at_small_angles(shape: tuple[int, ...], angle: float, grown: float) -> None:
+    """Weights turned by about `angle` and grown by a factor: λ of these float32 numbers, against float64's."""
+    draw = torch.Generator().manual_seed(3)
+    anchor = torch.randn(shape, generator=draw) * 0.05
+    local = (anchor + angle * 0.05 * torch.randn(shape, generator=draw)) * grown
+    found = turned(FedLap(q=1.0), local, anchor)
+    assert found is not None
+    exact_w, exact_a = (x.double().transpose(0, 1).flatten(1) for x in (local, anchor))
+    unit_w, unit_a = (x / x.norm(dim=1, keepdim=True) for x in (exact_w, exact_a))
+    exact = (unit_w - unit_a).square().sum(1) / 2
+    assert exact.mean() == pytest.approx(angle**2 / 2, rel=0.05)
+    # Where w − a is mostly growth, its rounding errors are part of the turning: ε/angle. 1 − cos has ε/angle².
+    tolerance = 1e-6 if grown == 1 else max(1e-6, 6e-8 / angle)
+    torch.testing.assert_close(found.flatten().double(), exact, rtol=tolerance, atol=0)
+
+
+def test_fedlap_in_single_precision_at_tiny_angles() -> None:
+    """(1, 0) → (1, ε): cos = 1/c with c² = 1 + ε², so λ = ε²/(c² + c), where 1 − cos is 0 from ε = 2.4e-4 on."""
+    for epsilon in (1e-3, 1e-5, 1e-8, 1e-15):
+        lam = turned(FedLap(q=1.0), torch.tensor([[1.0], [epsilon]]), torch.tensor([[1.0], [0.0]]))
+        assert lam is not None
+        squared = 1 + epsilon**2
+        assert lam.item() == pytest.approx(epsilon**2 / (squared + math.sqrt(squared)), rel=1e-6)
 
 
 def test_fedlap_leaves_biases_free() -> None:
@@ -324,7 +392,9 @@ def test_through_is_the_gradient_of_the_penalty(units: str, form: str, q: float,
         return total
 
     w = nn.Parameter(start.clone())
-    spring = Spring(FedLap(q=q, form=form, units=units, through=True), {}, vectors(1), {"w": w}, {"w": anchor})
+    spring = Spring(
+        FedLap(q=q, form=form, units=units, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": anchor}
+    )
     spring.refresh()
     energy = spring.energy()
     assert isinstance(energy, Tensor)
@@ -343,13 +413,10 @@ def test_through_is_the_gradient_of_the_penalty(units: str, form: str, q: float,
 @pytest.mark.parametrize("q", [0.3, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("form", ["factor", "exponent"])
 def test_through_has_a_finite_gradient_where_a_neuron_grew_without_turning(form: str, q: float) -> None:
-    """Column 0 doubled (λ = 0 though it moved), column 1 turned: the penalty is finite, and so must its gradient be.
-
-    In single precision every neuron that turned by less than 3e-4 is in this place, and updates come out as NaN.
-    """
+    """Column 0 doubled (λ = 0 though it moved), column 1 turned: the penalty is finite, and so must its gradient be."""
     anchor = double([[1.0, 2.0], [3.0, 4.0]])
     w = nn.Parameter(double([[2.0, 2.1], [6.0, 4.0]]))
-    spring = Spring(FedLap(q=q, form=form, through=True), {}, vectors(1), {"w": w}, {"w": anchor})
+    spring = Spring(FedLap(q=q, form=form, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": anchor})
     spring.refresh()
     energy = spring.energy()
     assert isinstance(energy, Tensor)
@@ -362,7 +429,9 @@ def test_through_has_a_finite_gradient_at_zero_vectors() -> None:
     """λ = 1 where one vector is zero: the gradient is w − a."""
     for start, anchor in (([[0.0], [0.0]], [[3.0], [4.0]]), ([[3.0], [4.0]], [[0.0], [0.0]])):
         w = nn.Parameter(double(start))
-        spring = Spring(FedLap(q=1.0, through=True), {}, vectors(1), {"w": w}, {"w": double(anchor)})
+        spring = Spring(
+            FedLap(q=1.0, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": double(anchor)}
+        )
         spring.refresh()
         energy = spring.energy()
         assert isinstance(energy, Tensor)

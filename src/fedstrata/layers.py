@@ -4,8 +4,8 @@ A model travels as a flat vector of P numbers. Layer after layer lie in it, and 
 parameters, which angles, divergences and penalties measure, and then the floating-point buffers, which only ride along
 (BatchNorm's statistics). Frozen parameters and integer buffers do not travel; a tied parameter is kept once.
 
-A *unit* is an output neuron: an index of a weight's first dimension, together with the entries of the bias and of
-BatchNorm that belong to it.
+A *unit* is an output neuron: an index of a weight's first dimension, together with the entries of the bias and of the
+normalisation that belong to it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from fedstrata.errors import RecipeError
 
@@ -39,6 +42,13 @@ class Entry:
     stop: int
     first_unit: int
     units: int
+    inputs: int | None
+    """The dimension, 0 or 1, that counts the neurons which these weights leave, the other one those which they enter.
+
+    None, if these are no weights between neurons: a bias, a normalisation, a buffer.
+    """
+    groups: int
+    """Of a convolution. Dimension 0 counts the neurons of all groups, dimension 1 those of each."""
 
     def of(self, flat: Tensor) -> Tensor:
         """This tensor's part of flat vectors [..., P], as [..., *shape]; it shares their memory."""
@@ -108,7 +118,8 @@ class Layers:
         """Group named arrays of any framework, of which only names and shapes are known.
 
         The part of a name before its last dot is the module; an array without one is a layer by itself. `buffers` are
-        patterns of the arrays that only ride along; by default PyTorch's names of BatchNorm's statistics.
+        patterns of the arrays that only ride along; by default PyTorch's names of BatchNorm's statistics. Every weight
+        is taken for [out, in, …].
         """
         return _lay_out(_group(_named(shapes, buffers, dtype), grouping))
 
@@ -131,6 +142,11 @@ class Layers:
     def itemsize(self) -> int:
         """Bytes per number."""
         return self.dtype.itemsize
+
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """Every tensor, by its name."""
+        return {entry.name: entry for layer in self.layers for entry in layer.entries}
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -189,10 +205,24 @@ def _norm(vector: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class _Travelling:
     module: str
-    is_batch_norm: bool
+    is_norm: bool
     name: str
     tensor: Tensor
     trainable: bool
+    transposed: bool = False
+    groups: int = 1
+
+    @property
+    def inputs(self) -> int | None:
+        """`Entry.inputs`: weights are [out, in, …], or transposed."""
+        is_bias = self.name.rpartition(".")[2].startswith("bias")  # attention's bias_k has three dimensions
+        if not self.trainable or self.tensor.ndim < 2 or self.is_norm or is_bias:
+            return None
+        return 0 if self.transposed else 1
+
+
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_TRANSPOSED = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)  # an index into a table is a one-hot input
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -204,7 +234,10 @@ def _travelling(model: nn.Module) -> list[_Travelling]:
     found: list[_Travelling] = []
     seen: set[int] = set()
     for path, module in model.named_modules():
-        batch_norm = isinstance(module, _NormBase)
+        parametrized = isinstance(module, ParametrizationList)  # has the weight of the module it belongs to
+        owner = model.get_submodule(path.rpartition(".parametrizations.")[0]) if parametrized else module
+        is_norm, transposed = isinstance(owner, _NORMS), isinstance(owner, _TRANSPOSED)
+        groups = owner.groups if isinstance(owner, _ConvNd) else 1
         prefix = f"{path}." if path else ""
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in seen:
@@ -213,13 +246,13 @@ def _travelling(model: nn.Module) -> list[_Travelling]:
             if is_lazy(parameter):
                 raise RecipeError("model", prefix + name, "is not initialised; run the model once on an example input")
             if parameter.requires_grad:
-                found.append(_Travelling(path, batch_norm, prefix + name, parameter, True))
+                found.append(_Travelling(path, is_norm, prefix + name, parameter, True, transposed, groups))
         for name, buffer in module._buffers.items():
             if buffer is None or id(buffer) in seen or name in module._non_persistent_buffers_set:
                 continue
             seen.add(id(buffer))
             if buffer.is_floating_point():
-                found.append(_Travelling(path, batch_norm, prefix + name, buffer, False))
+                found.append(_Travelling(path, is_norm, prefix + name, buffer, False))
     if not any(item.trainable for item in found):
         raise RecipeError("model", type(model).__name__, "has no trainable parameter")
     dtypes = {item.tensor.dtype for item in found}
@@ -232,17 +265,22 @@ BATCH_NORM_STATISTICS = ("running_mean", "running_var")
 
 
 def _named(shapes: Mapping[str, Sequence[int]], buffers: Sequence[str] | None, dtype: torch.dtype) -> list[_Travelling]:
-    """The same from names and shapes alone; a BatchNorm is known by its statistics."""
+    """The same from names and shapes alone.
+
+    A normalisation is known by its statistics, or by vectors as weight and bias; a weight alone may be PReLU's.
+    """
     patterns = [f"*{name}" for name in BATCH_NORM_STATISTICS] if buffers is None else buffers
     for pattern in buffers or ():
         if not any(_matches(name, [pattern]) for name in shapes):
             raise RecipeError("buffers", pattern, "matches no array")
     modules = {name: name.rpartition(".")[0] or name for name in shapes}
-    batch_norms = {modules[name] for name in shapes if name.endswith(BATCH_NORM_STATISTICS)}
+    vectors = {name for name, shape in shapes.items() if len(shape) == 1}
+    norms = {modules[name] for name in shapes if name.endswith(BATCH_NORM_STATISTICS)}
+    norms |= {module for module in modules.values() if {f"{module}.weight", f"{module}.bias"} <= vectors}
     items = [
         _Travelling(
             module=modules[name],
-            is_batch_norm=modules[name] in batch_norms,
+            is_norm=modules[name] in norms,
             name=name,
             tensor=torch.empty(tuple(shape), dtype=dtype, device="meta"),
             trainable=not _matches(name, patterns),
@@ -280,7 +318,7 @@ def _own_layer(item: _Travelling, grouping: Grouping) -> str | None:
         return next(layer for layer, patterns in grouping.items() if _matches(item.name, patterns))
     if grouping == "tensor":
         return item.name
-    if grouping == "block" and item.is_batch_norm:
+    if grouping == "block" and item.is_norm:
         return None
     return item.module or "(root)"
 
@@ -308,13 +346,13 @@ def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
     for layer_name, members in groups.items():
         start, first_unit = offset, unit_offset
         unit_starts: dict[tuple[str, int], int] = {}  # (module, rows) -> first unit
-        unit_of_rows: dict[int, int] = {}  # rows -> first unit of the latest such group, for a BatchNorm after it
+        unit_of_rows: dict[int, int] = {}  # rows -> first unit of the latest such group, for a normalisation after it
         entries: list[Entry] = []
         placed: list[tuple[_Travelling, int, int]] = []
         for item in members:
             rows = item.tensor.shape[0] if item.tensor.ndim else 1
             unit = unit_starts.get((item.module, rows))
-            if unit is None and item.tensor.ndim == 1:
+            if unit is None and (item.tensor.ndim == 1 or item.is_norm):
                 unit = unit_of_rows.get(rows)
             if unit is None:
                 unit, unit_offset = unit_offset, unit_offset + rows
@@ -324,7 +362,9 @@ def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
         measured = start
         for item, unit, rows in placed:
             stop = offset + math.prod(item.tensor.shape)
-            entries.append(Entry(item.name, tuple(item.tensor.shape), item.trainable, offset, stop, unit, rows))
+            shape = tuple(item.tensor.shape)
+            place = Entry(item.name, shape, item.trainable, offset, stop, unit, rows, item.inputs, item.groups)
+            entries.append(place)
             offset = stop
             if item.trainable:
                 measured = stop

@@ -4,8 +4,9 @@ The penalty (eq 10) is ½ Σ_l ⟨λ_l, d_l⟩ with one entry per neuron j,
 
     λ_{l,j} = 1 − cos(w_{l,j}, a_{l,j}),      d_{l,j} = ‖w_{l,j} − a_{l,j}‖²,
 
-where w_{l,j} are the weights *leaving* neuron j: column j of a Linear weight, input channel j of a convolution. Biases
-are not regularised. λ is computed once per local epoch (algorithm 1, line 16), so it is zero in the first.
+where w_{l,j} are the weights *leaving* neuron j: column j of a Linear weight, row j of an Embedding, input channel j of
+a convolution. Biases and normalisations are not regularised. λ is computed once per local epoch (algorithm 1, line 16),
+so it is zero in the first.
 """
 
 from __future__ import annotations
@@ -55,9 +56,12 @@ class FedLap:
 
     def stiffness(self, local: Tensors, anchor: Tensors, state: State, layers: Layers) -> Tensors:
         """c = q λ_{l,j}, or λ_{l,j}^((1−q)/q); a weight none of whose neurons turned is free."""
-        unit = 1 if self.units == "input" else 0
-        weights = {name: w for name, w in local.items() if w.ndim >= 2 and self.q > 0}
-        turns = {name: one_minus_cosine(w, anchor[name], unit) for name, w in weights.items()}
+        turns = {}
+        for name, w in local.items():
+            entry = layers.entries[name]
+            if entry.inputs is not None and self.q > 0:
+                unit = entry.inputs if self.units == "input" else 1 - entry.inputs
+                turns[name] = one_minus_cosine(w, anchor[name], unit, entry.groups)
         if self.form == "factor":
             return {name: self.q * turn for name, turn in turns.items() if turn.any()}
         power = (1 - self.q) / self.q if self.q else 0.0
