@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+from decimal import Decimal
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from fedstrata.checks import BadValue
 from fedstrata.cohort import angle
 from fedstrata.layers import Layers
 from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, SampleSize, Uniform
-from fedstrata.weightings.angles import importance, smooth
+from fedstrata.weightings.angles import importance, psi, smooth
 
 
 def close(value: object, expected: object, tolerance: float = 1e-12) -> None:
@@ -256,7 +258,7 @@ def test_statistics_are_not_part_of_the_angle(rule: FedAdp | FedLayerWise) -> No
 
 
 @pytest.mark.parametrize("rule", [FedAdp, FedLayerWise])
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_alpha_must_be_positive(rule: type, alpha: float) -> None:
     with pytest.raises(BadValue, match="alpha"):
         rule(alpha=alpha)
@@ -274,6 +276,55 @@ def test_a_larger_alpha_punishes_a_large_angle_more() -> None:
     weights, _ = FedAdp(alpha=1.0).weigh(crowd, FedAdp().init(2, layers))
     close(normalised(weights)[1, 0], math.exp(f1 - f0) / (3 + math.exp(f1 - f0)))
     close(normalised(weights)[1, 0], 0.195, 1e-3)
+
+
+def exact_shares(sizes: list[int], angles: list[float], alpha: float) -> list[float]:
+    """n_k exp f_k over its sum, with fifty digits."""
+    with decimal.localcontext(prec=50, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN):
+        a = Decimal(alpha)
+        # from α (1 − θ) = 50 on, exp(−exp(50)) is 0 here and anywhere
+        inner = [min(-a * (Decimal(angle) - 1), Decimal(50)).exp() for angle in angles]
+        raw = [n * (a * (1 - (-x).exp())).exp() for n, x in zip(sizes, inner, strict=True)]
+        return [float(x / sum(raw)) for x in raw]
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1.0, 5.0, 300.0, 599.0, 601.0, 709.0, 720.0, 5000.0, 1e5])
+@pytest.mark.parametrize("rule", [FedAdp, FedLayerWise])
+def test_weights_of_any_alpha(rule: type[FedAdp] | type[FedLayerWise], alpha: float) -> None:
+    """Angles so near to 1 that f differs by a few units for the large α as well, and one of 0; exact to 1e-9.
+
+    Layer A: angles 0, 1 + 2/α and 1 + 3/α; layer B: the latter two alone, whose f is far below that of client 0.
+    """
+    sizes = [100_000, 20_000, 300_000]
+    layers = vectors(1, 1)
+    crowd = cohort(layers, [[1, 0], [1, 1], [1, 1]], sizes, sent=[[True, False], [True, True], [True, True]])
+    angles = [0.0, 1 + 2 / alpha, 1 + 3 / alpha]
+    before = rule(alpha=alpha).init(3, layers)
+    smoothed = torch.tensor(angles, dtype=torch.float64).reshape([-1] + [1] * (before["smoothed_angle"].ndim - 1))
+    # A count so large that the round's own angle does not matter.
+    state = {
+        "smoothed_angle": smoothed.expand(before["smoothed_angle"].shape).clone(),
+        "count": before["count"] + 10**18,
+    }
+    weights, _ = rule(alpha=alpha).weigh(crowd, state)
+    assert torch.isfinite(weights).all()
+    for at, senders in enumerate(([0, 1, 2], [1, 2])):
+        mass = weights[senders, at]
+        expected = exact_shares([sizes[k] for k in senders], [angles[k] for k in senders], alpha)
+        torch.testing.assert_close(
+            mass / mass.sum(), torch.tensor(expected, dtype=torch.float64), rtol=max(1e-12, 1e-15 * alpha), atol=1e-300
+        )
+
+
+@pytest.mark.parametrize("alpha", [0.5, 5.0, 590.0])
+def test_ordinary_weights_keep_their_bits(alpha: float) -> None:
+    """Below 600 nothing is subtracted: n exp f as it is written, to the last bit, for who did not send as well."""
+    draw = torch.Generator().manual_seed(1)
+    f = importance(torch.rand(7, 3, generator=draw, dtype=torch.float64) * 2, alpha)
+    sizes = torch.tensor([1.0, 2, 3, 4, 5, 6, 7], dtype=torch.float64)
+    sent = torch.rand(7, 3, generator=draw) < 0.5
+    assert torch.equal(psi(sizes, f, sent), sizes[:, None] * torch.exp(f))
+    assert torch.equal(psi(sizes, f[:, :1], sent), (sizes * torch.exp(f[:, 0]))[:, None].expand(-1, 3))
 
 
 def test_the_registry() -> None:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithm import State
-from fedstrata.checks import require
 from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.weightings.angles import Smoothing, importance, smooth
+from fedstrata.weightings.angles import Smoothing, check_alpha, importance, psi, smooth
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class FedAdp:
     smoothing: Smoothing = "participation"
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha", self.alpha, "must be > 0")
+        check_alpha(self.alpha)
 
     def init(self, clients: int, layers: Layers) -> State:
         """No angle seen yet."""
@@ -37,14 +36,13 @@ class FedAdp:
         }
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
-        """ψ_k, the same for every layer."""
+        """ψ_k, in every layer the same, or in the same ratio."""
         sent, who = cohort.sent, cohort.clients
         took_part = sent.any(1)
         before, count = state["smoothed_angle"][who], state["count"][who]
         now = smooth(before, count, cohort.model_angles, cohort.round, self.smoothing)
         smoothed = torch.where(took_part, now, before)
-        psi = cohort.sizes * torch.exp(importance(smoothed, self.alpha))
-        return psi[:, None].expand(-1, len(cohort.layers)), {
+        return psi(cohort.sizes, importance(smoothed, self.alpha)[:, None], sent), {
             "smoothed_angle": state["smoothed_angle"].index_put((who,), smoothed),
             "count": state["count"].index_put((who,), count + took_part),
         }

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithm import State
-from fedstrata.checks import require
 from fedstrata.cohort import Cohort
 from fedstrata.layers import Layers
-from fedstrata.weightings.angles import Smoothing, importance, smooth
+from fedstrata.weightings.angles import Smoothing, check_alpha, importance, psi, smooth
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class FedLayerWise:
     smoothing: Smoothing = "participation"
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha", self.alpha, "must be > 0")
+        check_alpha(self.alpha)
 
     def init(self, clients: int, layers: Layers) -> State:
         """No angle seen yet."""
@@ -42,8 +41,7 @@ class FedLayerWise:
         before, count = state["smoothed_angle"][who], state["count"][who]
         now = smooth(before, count, cohort.layer_angles, cohort.round, self.smoothing)
         smoothed = torch.where(sent, now, before)
-        psi = cohort.sizes[:, None] * torch.exp(importance(smoothed, self.alpha))
-        return psi, {
+        return psi(cohort.sizes, importance(smoothed, self.alpha), sent), {
             "smoothed_angle": state["smoothed_angle"].index_put((who,), smoothed),
             "count": state["count"].index_put((who,), count + sent),
         }
