@@ -22,6 +22,7 @@ from fedstrata.tasks.partitions import (
     Shards,
     TwoClassDirichlet,
     XClass,
+    _log_gammas,
 )
 
 BALANCED = np.tile(np.arange(10), 100)
@@ -189,6 +190,92 @@ def test_two_class_dirichlet_readings_differ_in_size_skew():
     sizes = {over: split(TwoClassDirichlet(over=over), labels).sizes for over in ("holders", "classes")}
     assert all(own.sum() == 48_000 and len(own) == 250 for own in sizes.values())
     assert sizes["holders"].std() > 2 * sizes["classes"].std()
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.5, 1.0, 30.0])
+@pytest.mark.parametrize("over", ["holders", "classes"])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_class_dirichlet_as_written(alpha, over, seed):
+    """The formula once more: random classes, Gamma draws in proportion, and cuts at the rounded cumulative shares."""
+    labels = np.tile(np.arange(10), 137)
+    draw = generator(seed, "partition")
+    held = np.argsort(draw.random((40, 10)), axis=1)[:, :2]
+    gammas = draw.gamma(alpha, size=(40, 2))
+    assert gammas.min() > 1e-300
+    expected = [[] for _ in range(40)]
+    for label in range(10):
+        holders = [(k, i) for k in range(40) for i in range(2) if held[k, i] == label]
+        weight = [gammas[k, i] / (gammas[k].sum() if over == "classes" else 1) for k, i in holders]
+        members = draw.permutation(np.flatnonzero(labels == label)) if holders else []
+        cuts = [0, *np.round(np.cumsum(weight) / np.cumsum(weight)[-1] * len(members)).astype(int)]
+        for (k, _), first, last in zip(holders, cuts[:-1], cuts[1:], strict=True):
+            expected[k] += list(members[first:last])
+    found = split(TwoClassDirichlet(40, alpha, over=over), labels, seed)
+    assert [own.tolist() for own in found] == expected
+
+
+TINY_ALPHAS = [1e-4, 1e-6, 1e-12, 1e-100, 1e-300, 5e-324]
+
+
+@pytest.mark.parametrize("alpha", TINY_ALPHAS)
+def test_two_class_dirichlet_with_a_tiny_alpha_gives_a_class_to_one_holder(alpha):
+    """Any of its holders is as likely as another: of four, each has 100 ± 35 (four σ) of 400 classes."""
+    scheme, labels = TwoClassDirichlet(4, alpha, classes=1), np.zeros(1000, int)
+    sizes = np.array([split(scheme, labels, seed).sizes for seed in range(400)])
+    assert sizes.max(axis=1).mean() > 999
+    assert np.bincount(sizes.argmax(axis=1), minlength=4).tolist() == pytest.approx([100] * 4, abs=35)
+
+
+@pytest.mark.parametrize("alpha", TINY_ALPHAS[1:])
+def test_two_class_dirichlet_over_classes_with_a_tiny_alpha(alpha):
+    """Each client has one of its two classes with a share of 1, so who has the same one has as much of it."""
+    partition = split(TwoClassDirichlet(200, alpha, over="classes"), BALANCED)
+    table = partition.table(BALANCED, 10)
+    assert ((table > 0).sum(axis=1) == 1).all()
+    for label in range(10):
+        own = table[table[:, label] > 0, label]
+        assert own.sum() == 100
+        assert own.max() - own.min() <= 1
+    assert ((table > 0).sum(axis=0) > 5).all()
+
+
+@pytest.mark.parametrize("over", ["holders", "classes"])
+def test_two_class_dirichlet_with_a_few_vanishing_draws(over):
+    """At alpha = 0.01 one Gamma draw in 1,200 is below 2e-308. A share of nothing changes nothing.
+
+    With enough classes to each client, and clients to each class, the plain formula is right as well.
+    """
+    vanished = 0
+    for seed in range(10):
+        draw = generator(seed, "partition")
+        held = np.argsort(draw.random((60, 10)), axis=1)
+        gammas = draw.gamma(0.01, size=(60, 10))
+        vanished += (gammas < np.finfo(float).tiny).sum()
+        shares = np.zeros((60, 10))
+        np.put_along_axis(shares, held, gammas / (gammas.sum(1, keepdims=True) if over == "classes" else 1), axis=1)
+        expected = np.diff(np.round(np.cumsum(shares, 0) / shares.sum(0) * 100).astype(int), axis=0, prepend=0)
+        found = split(TwoClassDirichlet(60, 0.01, classes=10, over=over), BALANCED, seed)
+        assert found.table(BALANCED, 10).tolist() == expected.tolist()
+    assert vanished > 0
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1e-3, 1e-4, 1e-300])
+def test_logarithms_of_gamma_draws_below_what_a_float_holds(alpha):
+    """−alpha log x of Gamma(alpha) tends to an exponential variable: a quarter each between these quartiles."""
+    draw = generator(0, "partition")
+    x = draw.gamma(alpha, size=40_000)
+    after = draw.bit_generator.state
+    found = -_log_gammas(x, alpha, draw)
+    assert draw.bit_generator.state["state"]["counter"].tolist() == after["state"]["counter"].tolist()
+    quartiles = -np.log([0.75, 0.5, 0.25])
+    counts = np.bincount(np.searchsorted(quartiles, found), minlength=4)
+    assert counts.tolist() == pytest.approx([10_000] * 4, abs=4 * 87 + 40_000 * alpha)
+
+
+def test_dirichlet_with_a_tiny_alpha_gives_a_class_to_one_client():
+    for alpha in (1e-6, 1e-100, 1e-300):
+        table = split(Dirichlet(8, alpha, min_samples=0), BALANCED).table(BALANCED, 10)
+        assert (table.max(axis=0) == 100).all()
 
 
 def test_two_class_dirichlet_survives_a_vanishing_alpha():

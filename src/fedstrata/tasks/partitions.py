@@ -253,14 +253,32 @@ class TwoClassDirichlet:
         _enough_classes(self.classes, present)
         # The first columns of a sorted random row are a random subset: one draw for all clients.
         held = np.argsort(generator.random((self.clients, present)), axis=1)[:, : self.classes]
-        # Gamma draws, divided by their sum, are Dirichlet shares. A tiny alpha can round one down to 0, which would
-        # leave a class with one holder without any.
-        drawn = np.maximum(generator.gamma(self.alpha, size=held.shape), np.finfo(np.float64).tiny)
+        # Gamma draws, divided by their sum, are Dirichlet shares.
+        drawn = generator.gamma(self.alpha, size=held.shape)
+        if drawn.min() < _TINY:
+            return _share_out(self._tiny_shares(drawn, held, present, generator).T, labels, generator)
         if self.over == "classes":
             drawn /= drawn.sum(axis=1, keepdims=True)
         shares = np.zeros((self.clients, present))
         np.put_along_axis(shares, held, drawn, axis=1)
         return _share_out(shares.T, labels, generator)
+
+    def _tiny_shares(
+        self, drawn: NDArray[np.float64], held: Ints, present: int, generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """The same by logarithms, with the largest share of each class as 1: a tiny alpha gives numbers beyond a float.
+
+        The logarithms are times alpha, which keeps them finite.
+        """
+        with np.errstate(over="ignore"):  # two that are infinitely far apart
+            logs = _log_gammas(drawn, self.alpha, generator)
+            if self.over == "classes":
+                logs -= logs.max(axis=1, keepdims=True)
+                logs -= self.alpha * np.log(np.exp(logs / self.alpha).sum(axis=1, keepdims=True))
+            shares = np.full((self.clients, present), -np.inf)
+            np.put_along_axis(shares, held, logs, axis=1)
+            largest = shares.max(axis=0)
+            return np.exp((shares - np.where(np.isfinite(largest), largest, 0)) / self.alpha)
 
 
 PARTITIONS: dict[str, type] = {
@@ -289,6 +307,19 @@ def _x_class_nodes(
         _enough("samples", samples, samples, len(pool), f"in {number} random class{'es' if number > 1 else ''}")
         nodes.append(generator.choice(pool, samples, replace=False))
     return nodes
+
+
+_TINY = np.finfo(np.float64).tiny
+
+
+def _log_gammas(drawn: NDArray[np.float64], alpha: float, generator: np.random.Generator) -> NDArray[np.float64]:
+    """alpha · log x of Gamma(alpha) draws x, some of which were too small for a float.
+
+    Those are distributed like tiny · U^(1/alpha); U is drawn apart, so that what is drawn next does not depend on it.
+    """
+    apart = np.random.Generator(generator.bit_generator.jumped())  # type: ignore[attr-defined]
+    below = np.where(drawn < _TINY, np.log1p(-apart.random(drawn.shape)), 0.0)
+    return alpha * np.log(np.maximum(drawn, _TINY)) + below
 
 
 def _share_out(shares: NDArray[np.float64], labels: NDArray[Any], generator: np.random.Generator) -> Partition:
