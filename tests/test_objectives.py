@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from conftest import process_environment
 from helpers_math import cohort, image_task, run, vectors
 from reference import neuron_of_each_weight, one_minus_cosine
 from torch import Tensor, nn
 
+import fedstrata
 from fedstrata.algorithm import Algorithm, Objective
 from fedstrata.checks import BadValue
+from fedstrata.compare import plan, run_cell
 from fedstrata.layers import Layers
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.rounds import aggregate
@@ -472,3 +480,69 @@ def test_aggregate_by_hand() -> None:
     crowd = cohort(layers, [[4, 0, 2], [8, 4, 0]], [1, 3], sent=[[True, True], [True, False]])
     weights, _ = SampleSize().weigh(crowd, {})
     assert aggregate(double([1, 1, 1]), crowd, weights).tolist() == [8, 4, 3]
+
+
+# --- an objective that comes to nothing --------------------------------------------------------------------------
+
+IDLE = "FedLap is refreshed when a local epoch begins, and in the first nothing has moved yet"
+
+
+@dataclass(frozen=True)
+class StiffFromTheStart(FedProx):
+    """Refreshed with each epoch, and pulling in the first one."""
+
+    refresh: ClassVar[str] = "epoch"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training", "warned"),
+    [
+        ("fedlap", {"epochs": 1}, "training.epochs = 1: "),
+        ("fedlap", {"epochs": 2}, None),
+        ("fedlap", {"epochs": 5, "steps": 3, "batch_size": 4}, "training.steps = 3: "),
+        ("fedlap", {"epochs": 1, "steps": 4, "batch_size": 4}, None),
+        ("fedlap", {"epochs": 1, "steps": 3, "batch_size": 5}, "training.steps = 3: "),  # 5 + 5 + 2 samples
+        ("fedlap:refresh=step", {"epochs": 1}, None),
+        ("fedlap:through=true", {"epochs": 1}, None),
+        ("fedlap:q=0", {"epochs": 1}, None),  # asked for nothing
+        ("fedlap:q=1:form=exponent", {"epochs": 1}, None),  # FedProx's spring, which pulls from the second step on
+        ("fedavg", {"epochs": 1}, None),
+        ("fedprox", {"epochs": 1}, None),
+        (Algorithm(StiffFromTheStart(0.1), Everything(), SampleSize()), {"epochs": 1}, None),
+    ],
+    ids=str,
+)
+def test_a_warning_where_the_objective_never_pulls(
+    algorithm: Any,
+    training: dict[str, int],
+    warned: str | None,
+    tiny: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Four clients of twelve samples: three batches of four are an epoch, the fourth opens a second one."""
+    settings = {f"training.{key}": value for key, value in {"rounds": 1, **training}.items()}
+    run = fedstrata.run(tiny(settings), algorithm=algorithm, out=tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records if record.name == "fedstrata"]
+    assert [text.startswith(f"{warned}{IDLE}") for text in said] == ([True] if warned else [])
+    plain = fedstrata.run(tiny(settings), algorithm="fedavg", out=tmp_path / "plain")  # shards are equal
+    same = run.summary()["weights_sha256"] == plain.summary()["weights_sha256"]
+    assert same == (warned is not None or algorithm in ("fedavg", "fedlap:q=0")), "the warning is right"
+
+
+def test_a_comparison_warns_once_an_algorithm(recipe: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = recipe({"training.epochs": 1, "training.rounds": 1})
+    comparison = plan(path, ["fedavg", "fedlap", "fedlap:refresh=step"], [0, 1, 2], out=tmp_path / "compare")
+    assert caplog.text.count(IDLE) == 1
+    for cell in comparison.cells:
+        list(run_cell(cell))
+    assert caplog.text.count(IDLE) == 1
+
+
+@pytest.mark.parametrize("command", [["run", "--algorithm", "fedlap"], ["compare", "--algorithms", "fedavg,fedlap"]])
+def test_the_warning_is_seen_on_the_terminal(command: list[str], recipe: Any, tmp_path: Path) -> None:
+    path = recipe({"training.epochs": 1, "training.rounds": 1})
+    full = [sys.executable, "-m", "fedstrata", *command, str(path), "--out", str(tmp_path / "out")]
+    done = subprocess.run(full, cwd=tmp_path, env=process_environment(), capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"training.epochs = 1: {IDLE}")

@@ -70,8 +70,8 @@ def plan(
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
     cells = tuple(Cell(a, s, experiments[a, s], _folder(path, a, s)) for s in seeds for a in algorithms)
     task = prepare(first, data=data).task
-    for algorithm in algorithms[1:]:
-        prepare(experiments[algorithm, seeds[0]], task)
+    for algorithm in algorithms:
+        prepare(experiments[algorithm, seeds[0]], task).warn()
     _claim(path, first.name, digest, list(algorithms), list(seeds))
     return Comparison(tuple(algorithms), tuple(seeds), cells, path)
 
@@ -133,8 +133,9 @@ def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
         if not run.finished():
             yield from run.rounds(data=data)
         return
-    run, prepared = Run.create(cell.experiment, cell.path, data=data)
-    yield from run.rounds(prepared)
+    prepared = prepare(cell.experiment, data=data)
+    prepared.require_data()
+    yield from Run.start(prepared, cell.path).rounds(prepared)
 
 
 def write_results(comparison: Comparison) -> Path:

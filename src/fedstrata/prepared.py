@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from torch import nn
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.client import Setup, build_model
-from fedstrata.errors import MissingExtra, RecipeError
+from fedstrata.errors import MissingExtra, RecipeError, printable
 from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
 from fedstrata.rounds import Engine, Plan, ServerState, initial_state, settle
@@ -24,6 +25,8 @@ from fedstrata.tasks.builtin import PYTHON_TASK, build_task
 from fedstrata.tasks.nodes import NODES, RemoteData
 from fedstrata.tasks.task import ACCURACY, Task
 from fedstrata.trainers.choice import Choice, choose
+
+_log = logging.getLogger("fedstrata")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,26 @@ class Prepared:
         if isinstance(self.task.clients, RemoteData):
             problem = "the clients' data is on their own nodes; deploy it with `fedstrata flower init`"
             raise RecipeError("task.dataset", NODES, problem)
+
+    def warn(self) -> None:
+        """Say so if the objective comes to nothing: it is refreshed with each epoch, and there is no second one."""
+        objective, training = self.algorithm.objective, self.experiment.training
+        sizes = self.task.sizes()
+        if training.steps is None:
+            field, one_epoch = "training.epochs", training.epochs == 1
+        else:
+            steps_per_epoch = -(-sizes[sizes > 0] // training.batch_size)
+            field, one_epoch = "training.steps", bool((training.steps <= steps_per_epoch).all())
+        if objective.refresh != "epoch" or not one_epoch:
+            return
+        start = self.layers.views(self.layers.flatten(self.model), trainable_only=True)
+        if not objective.stiffness(start, start, objective.init(self.layers), self.layers):
+            name = type(objective).__name__
+            problem = (
+                f"{name} is refreshed when a local epoch begins, and in the first nothing has moved yet. There is no "
+                f"second one, so it never pulls: clients train as in FedAvg. More epochs, or refresh = 'step', help"
+            )
+            _log.warning("%s", printable(f"{field} = {training.full_work}: {problem}"))
 
     def first_state(self) -> ServerState:
         """The server before round 1."""

@@ -76,6 +76,7 @@ class Run:
             )
         prepared = prepare(experiment, task, data)
         prepared.require_data()
+        prepared.warn()
         return cls.start(prepared, out), prepared
 
     @classmethod

@@ -53,6 +53,8 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     engine = FlowerEngine(grid, prepared, clients, timeout=prepared.experiment.engine.timeout, poll=0.2)
     engine.wait_for(int(config.get("min-clients") or clients), float(config.get("wait") or 600))
     prepared = _with_remote_data(prepared, engine)
+    if old is None:
+        prepared.warn()
     run = old or Run.start(prepared, out)
     yield from run.rounds(prepared, engine)
 
