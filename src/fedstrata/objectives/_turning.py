@@ -19,11 +19,12 @@ def one_minus_cosine(w: Tensor, a: Tensor, unit: int, groups: int = 1) -> Tensor
 
 
 def _turning(w: Tensor, a: Tensor, dims: list[int]) -> Tensor:
-    """λ = 1 − cos = ½‖ŵ − â‖²; 0 where nothing moved or both are zero, 1 where one is.
+    """λ = 1 − cos = ½ ‖w/‖w‖ − a/‖a‖‖²; 0 where nothing moved or both are zero, 1 where one is.
 
-    1 − cos cancels where the angle is small, and so does ŵ − â. This does not, and is 0 where w = a:
+    Where the angle is small, 1 − cos cancels, and so does this difference. It is taken from w − a, which is 0 if w = a:
 
-        ½ (‖w‖ + ‖a‖) (ŵ − â) = w − a − ½ (‖w‖ − ‖a‖) (ŵ + â),    ‖w‖ − ‖a‖ = ⟨w − a, w + a⟩ / (‖w‖ + ‖a‖).
+        ½ (‖w‖ + ‖a‖) (w/‖w‖ − a/‖a‖) = w − a − ½ (‖w‖ − ‖a‖) (w/‖w‖ + a/‖a‖),
+        ‖w‖ − ‖a‖ = ⟨w − a, w + a⟩ / (‖w‖ + ‖a‖).
 
     It is computed before every epoch or step, and from sums of squares: norms along strides are several times slower.
     """
