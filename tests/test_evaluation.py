@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata import rng
+from fedstrata.arithmetic import steady
 from fedstrata.client import IMAGES, Client
 from fedstrata.errors import FedstrataError, RecipeError
 from fedstrata.evaluation import PART, evaluate
 from fedstrata.experiment import load
-from fedstrata.messages import Order
 from fedstrata.prepared import prepare
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.partitions import Partition
@@ -266,46 +265,185 @@ def test_sets_a_task_does_not_have(blobs: Any) -> None:
         prepare(load({"evaluation": {"on": ["train"]}}), task_of(blobs))
 
 
-class Images(nn.Module):
-    """A small convolutional network that notes how many images it is shown, and answers in one of three forms."""
+# --- how many samples a model is shown at a time ---------------------------------------------------------------------
 
-    def __init__(self, form: str) -> None:
+
+class Shown(nn.Module):
+    """A small network that notes how many samples it is shown, and answers in one of three forms."""
+
+    def __init__(self, body: nn.Module, form: str = "each") -> None:
         super().__init__()
-        self.convolution, self.form, self.shown = nn.Conv2d(1, 2, 3), form, []
+        self.body, self.form, self.shown = body, form, []
 
-    def forward(self, images: Tensor) -> Any:
-        self.shown.append(len(images))
-        outputs = self.convolution(images).mean((2, 3))
+    def forward(self, inputs: Any) -> Any:
+        inputs = inputs["images"] if isinstance(inputs, dict) else inputs
+        self.shown.append(len(inputs))
+        outputs = self.body(inputs).flatten(2).mean(2)
         return {"each": outputs, "classes first": outputs.t(), "named": {"logits": outputs}}[self.form]
 
 
-@pytest.mark.parametrize("form", ["each", "classes first", "named"])
-def test_images_are_shown_a_few_at_a_time_if_the_model_speaks_of_each(form: str) -> None:
+def logits_of(outputs: Any, form: str) -> Tensor:
+    return outputs["logits"] if form == "named" else outputs.t() if form == "classes first" else outputs
+
+
+def images(count: int, *shape: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, *shape, generator=generator), torch.randint(0, 2, (count,), generator=generator)
+
+
+def shown_to(task: Task, **evaluation: Any) -> tuple[list[int], list[dict[str, float]], Shown]:
+    """How many samples the model was shown, call by call, with all orders of an evaluation, and what it came to."""
+    setup = prepare(load({"evaluation": evaluation}), task)
+    client, seen = Client(setup.setup), []
+
+    class Here:
+        def exchange(self, orders: Any) -> Any:
+            for order in orders:
+                reply = client.answer(order)
+                assert reply.error is None
+                seen.append(dict(reply.metrics))
+                yield reply
+
+    found = evaluate(Here(), task, setup.first_state().model, ["test"], 1, 0)[0]["test"]  # type: ignore[arg-type]
+    model = setup.model
+    assert isinstance(model, Shown)
+    return list(model.shown), [found, *seen], model
+
+
+@pytest.mark.parametrize("form", ["each", "classes first", "named"])
+def test_convolutions_are_shown_a_few_at_a_time_if_they_speak_of_each(form: str) -> None:
     count = 2 * IMAGES + 37
-    data = torch.randn(count, 1, 6, 6, generator=generator), torch.randint(0, 2, (count,), generator=generator)
-
-    def logits(outputs: Any) -> Tensor:
-        return {"each": lambda: outputs, "classes first": lambda: outputs.t(), "named": lambda: outputs["logits"]}[
-            form
-        ]()
-
+    data = images(count, 1, 6, 6)
     task = Task(
-        model=lambda: Images(form),
+        model=lambda: Shown(nn.Conv2d(1, 2, 3), form),
         clients=[data],
         evaluation={"test": data},
-        loss=lambda outputs, targets: nn.functional.cross_entropy(logits(outputs), targets),
-        metric=Metric(
-            "accuracy", lambda outputs, targets: float((logits(outputs).argmax(1) == targets).float().mean())
-        ),
+        loss=lambda outputs, targets: nn.functional.cross_entropy(logits_of(outputs, form), targets),
+        metric=Metric("accuracy", lambda o, t: float((logits_of(o, form).argmax(1) == t).double().mean())),
     )
-    setup = prepare(load({"evaluation": {"on": ["test"]}}), task)
-    client = Client(setup.setup)
-    order = Order("evaluate", 1, 0, rng.SERVER, model=setup.first_state().model, dataset="test")
-    reply = client.answer(order)
-    model = setup.setup.model
-    assert model.shown[:3] == [IMAGES, IMAGES, 37]
-    assert model.shown[3:] == ([] if form == "each" else [count])
-    outputs = logits(model(data[0])).detach()
-    assert reply.metrics["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, data[1])), rel=1e-6)
-    assert reply.metrics["accuracy"] == pytest.approx(float((outputs.argmax(1) == data[1]).double().mean()), abs=1e-6)
+    shown, (found, *_), model = shown_to(task)
+    assert shown[:3] == [IMAGES, IMAGES, 37]
+    assert shown[3:] == ([] if form == "each" else [count])
+    outputs = logits_of(model(data[0]), form).detach()
+    assert found["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, data[1])), rel=1e-6)
+    assert found["accuracy"] == pytest.approx(float((outputs.argmax(1) == data[1]).double().mean()), abs=1e-12)
+
+
+CONVOLUTIONS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "Conv1d": (lambda: nn.Conv1d(3, 2, 2), (3, 5)),
+    "Conv2d": (lambda: nn.Conv2d(1, 2, 3), (1, 6, 6)),
+    "Conv3d": (lambda: nn.Conv3d(1, 2, 2), (1, 3, 3, 3)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(1, 2, 2), (1, 3, 3)),
+    "inside": (lambda: nn.Sequential(nn.Sequential(nn.Conv1d(3, 2, 2)), nn.ReLU()), (3, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_by_default_any_convolution_is_shown_a_hundred(kind: str) -> None:
+    body, shape = CONVOLUTIONS[kind]
+    data = images(250, *shape)
+    assert shown_to(Task(lambda: Shown(body()), [data], {"test": data}))[0] == [100, 100, 50]
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 2, 2)], ids=["vectors", "images"])
+def test_by_default_other_models_are_shown_a_thousand(shape: tuple[int, ...]) -> None:
+    """An order has up to 2000 samples: 2500 are two orders of 1250."""
+    data = images(2500, *shape)
+    body = lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Unflatten(1, (2, 1)))  # noqa: E731
+    shown, *_ = shown_to(Task(lambda: Shown(body()), [data], {"test": data}))
+    assert shown == [1000, 250, 1000, 250]
+
+
+def test_by_default_convolutions_on_nests_are_shown_a_thousand() -> None:
+    inputs, targets = images(1200, 1, 6, 6)
+    data = ({"images": inputs}, targets)
+    assert shown_to(Task(lambda: Shown(nn.Conv2d(1, 2, 3)), [data], {"test": data}))[0] == [1000, 200]
+
+
+def test_inputs_whose_first_dimension_is_not_the_samples_are_not_cut() -> None:
+    """120 steps of 5 samples: a convolution over time must see all steps."""
+    steps, targets = images(120, 5, 3)[0], torch.zeros(5, dtype=torch.int64)
+
+    class TimeFirst(Shown):
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.shown.append(len(inputs))
+            return self.body(inputs.permute(1, 2, 0)).permute(2, 0, 1)
+
+    class Batches:
+        def __len__(self) -> int:
+            return 5
+
+        def batch(self, rows: np.ndarray) -> Any:
+            return steps[:, rows], targets[rows]
+
+    task = Task(
+        lambda: TimeFirst(nn.Conv1d(3, 2, 3, padding=1)),
+        [Batches()],
+        {"test": Batches()},
+        loss=lambda outputs, targets: outputs.square().mean(),
+        metric=Metric("mean", lambda outputs, targets: outputs.mean()),
+    )
+    shown, (found, *_), model = shown_to(task)
+    assert shown == [120]
+    assert found["mean"] == pytest.approx(model(steps).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear"])
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [(1, 250), (64, 250), (64, 2 * PART + 501), (700, 2 * PART + 501), (1000, 1000), (5000, 2 * PART + 501)],
+)
+def test_a_given_batch_size_is_obeyed(kind: str, size: int, count: int) -> None:
+    """The data set is cut into batches of that size, whoever is given which part; the loss, here the largest output of
+    a batch, is of whole batches, and counts by their sizes."""
+    data = images(count, 1, 2, 2)
+    bodies = {
+        "convolution": lambda: nn.Conv2d(1, 2, 2),
+        "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Unflatten(1, (2, 1))),
+    }
+    task = Task(
+        lambda: Shown(bodies[kind]()),
+        [data],
+        {"test": data},
+        loss=lambda outputs, targets: outputs.max(),
+        metric=Metric("lowest", lambda outputs, targets: outputs.min(), "min"),
+    )
+    shown, (found, *_), model = shown_to(task, batch_size=size)
+    assert shown == [size] * (count // size) + [count % size] * (count % size > 0)
+    with torch.no_grad():
+        pieces = [model(piece).double() for piece in data[0].split(size)]
+    for name, worst in (("loss", Tensor.max), ("lowest", Tensor.min)):
+        by_hand = sum(float(worst(piece)) * len(piece) for piece in pieces) / count
+        assert found[name] == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 2500, 99_999])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_given_batch_size_gives_the_same_on_any_number_of_workers(blobs: Any, size: int, workers: int) -> None:
+    task = task_of(blobs, loss=lambda outputs, targets: outputs.max())
+    found, model = measure(task, ["test"], workers, size)
+    pieces = [(len(part), model(part).max().item()) for part in task.evaluation["test"][0].split(size)]
+    by_hand = sum(count * value for count, value in pieces) / sum(count for count, _ in pieces)
+    assert found["test"]["loss"] == pytest.approx(by_hand, rel=1e-6)
+    assert found["test"]["samples"] == 2 * PART + 501
+
+
+def test_the_default_for_convolutions_is_a_loss_of_a_thousand_in_pieces_of_a_hundred() -> None:
+    """To the last bit: outputs of 100 samples each, put together; loss and metric of 1000, weighed by their number."""
+    data = images(1750, 1, 6, 6)
+    task = Task(lambda: Shown(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))), [data], {"test": data})
+    _, (found, *_), model = shown_to(task)
+    loss = 0.0
+    with torch.no_grad(), steady():
+        for inputs, targets in zip(*(part.split(1000) for part in data), strict=True):
+            outputs = torch.cat([model(piece) for piece in inputs.split(100)])
+            loss += float(nn.functional.cross_entropy(outputs, targets)) * len(targets)
+    assert found["loss"] == loss / 1750
+
+
+def test_a_batch_size_is_stored_only_where_it_is_given() -> None:
+    assert "batch_size" not in load({}).to_table()["evaluation"]
+    assert load({"evaluation": {"batch_size": 1000}}).to_table()["evaluation"]["batch_size"] == 1000
+    for wrong in (0, -1, 1.5, "many"):
+        with pytest.raises(RecipeError, match=r"^evaluation\.batch_size = "):
+            load({"evaluation": {"batch_size": wrong}})

@@ -53,7 +53,6 @@ def test_tensors_arrays_and_data_sets_give_the_same_run(blobs: Any, tmp_path: Pa
     data = [blobs(9, k) for k in range(3)]
     kinds = {
         "tensors": data,
-        "lists": [list(pair) for pair in data],
         "arrays": [(x.numpy(), y.numpy()) for x, y in data],
         "datasets": [Pairs(x, y) for x, y in data],
         "samples": [Samples(x, y) for x, y in data],
@@ -239,7 +238,7 @@ def test_what_is_no_task(blobs: Any) -> None:
         Task(model=linear, clients=[])
     with pytest.raises(DataError, match="1 held_out sets for 2 clients"):
         Task(model=linear, clients=[blobs(3), blobs(3)], held_out=[blobs(3)])
-    with pytest.raises(DataError, match="train: 3 inputs but 2 targets"):
+    with pytest.raises(DataError, match="train: inputs has 3 samples, but targets has 2"):
         as_data((torch.ones(3), torch.ones(2)), "train")
     with pytest.raises(DataError, match=r"train: expected .* got int"):
         as_data(3, "train")

@@ -12,20 +12,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fedstrata import rng
 from fedstrata.algorithm import Objective, Selection, SelectsAfterScores, SelectsOnClient
 from fedstrata.arithmetic import steady
+from fedstrata.errors import DataError
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, layers_with_units
+from fedstrata.tasks.nests import joined, moved
 from fedstrata.tasks.task import Task
 from fedstrata.trainers.choice import TrainerName
 from fedstrata.trainers.one import train_one
 from fedstrata.trainers.stack import StackTrainer
 from fedstrata.training import Training
 
+SAMPLES = 1000
+"""To evaluate a model on at a time, unless the recipe says how many."""
+
 IMAGES = 100
-"""To show a network at once when it is only evaluated: so few that what lies between its layers stays in the cache."""
+"""Of these, to show a convolutional network at once: so few that what lies between its layers stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +48,14 @@ class Setup:
     """A model of the right shape; its frozen parameters and other untravelled state are part of the setup."""
     device: str = "cpu"
     record: bool = True
-    evaluation_batch: int = 1000
+    evaluation_batch: int | None = None
     trainer: TrainerName = "client"
     stack_size: int = 1
 
     def to_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         """Inputs and targets where the model is, floating-point ones in its dtype."""
         dtype, device = self.layers.dtype, torch.device(self.device)
-
-        def move(part: Any) -> Any:
-            if isinstance(part, Tensor):
-                return part.to(device, dtype) if part.is_floating_point() else part.to(device)
-            if isinstance(part, dict):
-                return {key: move(inner) for key, inner in part.items()}
-            if isinstance(part, tuple | list):
-                return type(part)(move(inner) for inner in part)
-            return part
-
-        return move(batch[0]), move(batch[1])
+        return moved(batch[0], device, dtype), moved(batch[1], device, dtype)
 
 
 def build_model(task: Task, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -202,23 +198,24 @@ class Client:
         assert order.model is not None
         on_server = order.client == rng.SERVER
         data = task.server_data(order.dataset) if on_server else task.client_held_out(order.client)
-        part, parts = order.part
-        rows = np.arange(len(data) * part // parts, len(data) * (part + 1) // parts)
+        given = self.setup.evaluation_batch
+        rows = _rows(len(data), *order.part, given or 1)
         model = self._bound(order.model.to(self.device).clone())
         model.eval()
         loss, score = 0.0, 0.0
-        whole: list[tuple[object, object]] = []
-        for start in range(0, len(rows), self.setup.evaluation_batch):
-            indices = rows[start : start + self.setup.evaluation_batch]
+        whole: list[tuple[Any, Any]] = []
+        in_pieces = given is None and any(isinstance(module, _ConvNd) for module in model.modules())
+        for start in range(0, len(rows), given or SAMPLES):
+            indices = rows[start : start + (given or SAMPLES)]
             inputs, targets = self.setup.to_device(data.batch(indices))
-            outputs = _outputs(model, inputs)
+            outputs = _outputs(model, inputs, len(indices)) if in_pieces else model(inputs)
             loss += float(task.loss(outputs, targets)) * len(indices)
             if task.metric.whole:
                 whole.append((outputs, targets))
             else:
                 score += float(task.metric.function(outputs, targets)) * len(indices)
         if whole:
-            outputs, targets = (torch.cat([pair[i] for pair in whole]) for i in (0, 1))  # type: ignore[misc]
+            outputs, targets = (_joined([pair[i] for pair in whole], task.metric.name) for i in (0, 1))
             score = float(task.metric.function(outputs, targets)) * len(rows)
         size = max(1, len(rows))
         metrics = {"loss": loss / size, task.metric.name: score / size}
@@ -227,14 +224,29 @@ class Client:
         )
 
 
-def _outputs(model: nn.Module, inputs: Any) -> Any:
-    """What the model says; of images, a few at a time, if it speaks of each of them."""
-    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or inputs.device.type != "cpu":
+def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:
+    """A part of a data set; it begins where a batch does, so that no batch but the last is short."""
+    start, stop = (size * edge // parts // batch * batch for edge in (part, part + 1))
+    return np.arange(start, size if part + 1 == parts else stop)
+
+
+def _outputs(model: nn.Module, inputs: Any, count: int) -> Any:
+    """What a convolutional network says; it is shown a few samples at a time, if it speaks of each of them."""
+    if not isinstance(inputs, Tensor) or inputs.shape[:1] != (count,) or inputs.device.type != "cpu":
         return model(inputs)
     pieces = torch.split(inputs, IMAGES)
     outputs = [model(piece) for piece in pieces]
     of_each = (isinstance(o, Tensor) and o.shape[:1] == x.shape[:1] for o, x in zip(outputs, pieces, strict=True))
     return torch.cat(outputs) if all(of_each) else model(inputs)
+
+
+def _joined(batches: list[Any], metric: str) -> Any:
+    """What a metric needs of all samples at once."""
+    try:
+        return joined(batches)
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        problem = "needs all samples at once, and outputs or targets of several batches cannot be put together"
+        raise DataError(f"metric {metric!r} {problem}: {error}") from error
 
 
 def reason(error: BaseException) -> str:

@@ -61,7 +61,11 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
-    batch_size: int = Field(1000, ge=1, description="samples at a time; changes the speed and the last digits only")
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="samples shown to the model at a time; 1000 if not given, or 100 with convolutions",
+    )
 
     @field_validator("on", mode="before")
     @classmethod

@@ -247,7 +247,7 @@ def test_a_node_has_its_own_data_in_two_parts(prepared: Prepared, tmp_path: Path
         ("return torch.full((5, 1, 28, 28), torch.nan), torch.zeros(5).long()", "not finite"),
         ("return torch.zeros(5, 1, 28, 28), torch.zeros(5)", "torch.float32"),
         ("return torch.zeros(5, 1, 28, 28), torch.tensor([0, 1, 2, 3, 10])", "from 0 to 10, expected 0 to 9"),
-        ("return torch.zeros(5, 1, 28, 28), torch.zeros(4).long()", "5 inputs but 4 targets"),
+        ("return torch.zeros(5, 1, 28, 28), torch.zeros(4).long()", "inputs has 5 samples, but targets has 4"),
         ("return torch.zeros(1, 1, 28, 28), torch.zeros(1).long()", "has 1 samples"),
         ("raise KeyError('gone')", "KeyError"),
         ("return 3", "got int"),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from fedstrata.errors import DataError
+from fedstrata.tasks.nests import leaves, map_nest
 
 MOST_COUNTED = 1000
 """Clients, and classes, up to which a run directory keeps how many samples of which class a client has."""
@@ -33,35 +35,109 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Rows of two tensors that many clients may share; `rows` are this client's (all, if None)."""
+class NestedSamples:
+    """Rows of tensors that many clients may share; `rows` are this client's (all, if None).
 
-    inputs: Tensor
-    targets: Tensor
+    Inputs and targets are nests of tensors that have a row for each sample.
+    """
+
+    inputs: Any
+    targets: Any
     rows: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs) if self.rows is None else len(self.rows)
+        return len(next(leaf for _, leaf in leaves(self.inputs, ""))) if self.rows is None else len(self.rows)
 
-    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Gather by index."""
         at = torch.from_numpy(indices if self.rows is None else self.rows[indices])
-        return self.inputs[at], self.targets[at]
+        return map_nest(lambda leaf: leaf[at], self.inputs), map_nest(lambda leaf: leaf[at], self.targets)
+
+    def check(self, what: str) -> None:
+        """Refuse tensors of unequal lengths, and rows that are not there."""
+        found = [*leaves(self.inputs, "inputs"), *leaves(self.targets, "targets")]
+        for side in ("inputs", "targets"):
+            if not any(place.startswith(side) for place, _ in found):
+                raise DataError(f"{what}: there is no tensor in its {side}")
+        for place, leaf in found:
+            if leaf.ndim == 0:
+                problem = f"is the number {leaf.item()}, without a row for each sample"
+                raise DataError(f"{what}: {place} {problem}; if these are samples, put them into a list")
+        first, there = found[0][0], len(found[0][1])
+        for place, leaf in found:
+            if len(leaf) != there:
+                raise DataError(f"{what}: {first} has {there} samples, but {place} has {len(leaf)}")
+        if self.rows is not None and len(self.rows):
+            low, high = int(self.rows.min()), int(self.rows.max())
+            if low < 0 or high >= there:
+                raise DataError(f"{what}: its rows go from {low} to {high}, but there are {there}, from 0")
+
+
+@dataclass(frozen=True)
+class Samples(NestedSamples):
+    """The same of two plain tensors."""
+
+    inputs: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """A `torch.utils.data.Dataset` of (input, target) pairs."""
+    """A `torch.utils.data.Dataset` of (input, target) pairs, or whatever else is like one."""
 
     dataset: Dataset[Any]
+    what: str
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Fetch one by one and collate."""
-        inputs, targets = default_collate([self.dataset[int(i)] for i in indices])
+        samples = [self._sample(int(index)) for index in indices]
+        try:
+            inputs, targets = default_collate(samples)
+        except Exception as error:
+            problem = f"samples cannot be put into one batch: {type(error).__name__}: {error}"
+            raise DataError(f"{self.what}: {problem}; an object with batch(indices) can do so in its way") from error
         return inputs, targets
+
+    def _sample(self, index: int) -> Any:
+        try:
+            sample = self.dataset[index]
+        except IndexError as error:
+            problem = DataError(f"{self.what}: sample {index} of {len(self)}: IndexError: {error}")
+            raise problem.with_traceback(error.__traceback__) from error
+        if not _is_pair(sample):
+            raise DataError(f"{self.what}: sample {index} must be a pair (input, target), not {_kind(sample)}")
+        return sample
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Data that makes its batches itself."""
+
+    data: Data
+    what: str
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Whatever it gives, if that is a pair."""
+        batch = self.data.batch(indices)
+        if not _is_pair(batch):
+            raise DataError(f"{self.what}: batch(indices) must give a pair (inputs, targets), not {_kind(batch)}")
+        return batch[0], batch[1]
+
+
+def _is_pair(found: object) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2
+
+
+def _kind(found: object) -> str:
+    """What something is, in a few words."""
+    size = f" of {len(found)}" if isinstance(found, tuple | list | Mapping) else ""
+    return f"{type(found).__name__}{size}"
 
 
 @dataclass(frozen=True)
@@ -95,17 +171,43 @@ ACCURACY = Metric("accuracy", _accuracy)
 
 
 def as_data(data: object, what: str) -> Data:
-    """Accept a pair of tensors (or arrays), a `torch.utils.data.Dataset`, or anything with `__len__` and `batch`."""
-    if isinstance(data, tuple | list) and len(data) == 2:
-        inputs, targets = (torch.as_tensor(part) for part in data)
-        if len(inputs) != len(targets):
-            raise DataError(f"{what}: {len(inputs)} inputs but {len(targets)} targets")
-        return Samples(inputs, targets)
-    if hasattr(data, "batch") and hasattr(data, "__len__"):
+    """Data in any form that `Task` names; `what` says whose it is."""
+    if isinstance(data, DatasetSamples | Batches):
         return data
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return DatasetSamples(data)  # type: ignore[arg-type]
-    raise DataError(f"{what}: expected (inputs, targets) tensors or a Dataset, got {type(data).__name__}")
+    if isinstance(data, tuple) and len(data) == 2:
+        inputs, targets = (_tensors(part, what) for part in data)
+        plain = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+        data = (Samples if plain else NestedSamples)(inputs, targets)
+    if isinstance(data, NestedSamples):
+        data.check(what)
+        return data
+    if isinstance(data, list) and len(data) == 2 and not all(map(_is_pair, data)):
+        kinds = " and ".join(map(_kind, data))
+        raise DataError(f"{what}: a list is one of samples, and this one has {kinds}; use a tuple, (inputs, targets)")
+    if isinstance(data, Sized) and callable(getattr(data, "batch", None)):
+        return Batches(data, what)  # type: ignore[arg-type]
+    if isinstance(data, Sized) and hasattr(type(data), "__getitem__") and not isinstance(data, Mapping):
+        return DatasetSamples(data, what)  # type: ignore[arg-type]
+    expected = "a tuple (inputs, targets), a Dataset with a length, or an object with __len__ and batch(indices)"
+    raise DataError(f"{what}: expected {expected}, got {_kind(data)}")
+
+
+def _tensors(nest: Any, what: str) -> Any:
+    """Arrays, and lists of numbers, become tensors."""
+
+    def convert(leaf: Any) -> Tensor:
+        try:
+            return torch.as_tensor(leaf)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"{what}: expected a tensor or array, got {_kind(leaf)}: {error}") from None
+
+    return convert(nest) if _is_numbers(nest) else map_nest(convert, nest)
+
+
+def _is_numbers(nest: Any) -> bool:
+    while isinstance(nest, list | tuple) and nest:
+        nest = nest[0]
+    return isinstance(nest, Number | list | tuple)
 
 
 @dataclass(frozen=True)
@@ -114,7 +216,12 @@ class Task:
 
     `model()` builds a fresh model; it is called in a seeded scope. `clients` has each client's training data,
     `held_out` each client's own evaluation data, `evaluation` the server's data sets by name ("test", "validation", …).
-    Data is a pair of tensors, a `torch.utils.data.Dataset`, or anything with `__len__` and `batch(indices)`.
+
+    Data has one of three forms. A *tuple* of two is (inputs, targets): each a tensor or array, or a nest (dict, tuple,
+    namedtuple, list) of those, all with a row for each sample. What has `__len__` and `batch(indices)` makes batches by
+    itself: pairs (inputs, targets) of any nests, `PackedSequence` included. Anything else with `__len__` and
+    `__getitem__`, such as a `torch.utils.data.Dataset` or a list, holds samples: pairs (input, target), which torch's
+    `default_collate` puts into batches. The model is called with one argument, the batch's inputs.
     """
 
     model: Callable[[], nn.Module]
@@ -184,9 +291,11 @@ class Task:
         """Samples by client and class; None unless all targets are in memory, whole and like the numbers of classes."""
         rows = []
         for shard in map(self.client, range(len(self.clients))):
-            if not isinstance(shard, Samples) or shard.targets.ndim != 1 or shard.targets.is_floating_point():
+            if not isinstance(shard, NestedSamples) or not isinstance(shard.targets, Tensor):
                 return None
             targets = shard.targets if shard.rows is None else shard.targets[torch.from_numpy(shard.rows)]
+            if targets.ndim != 1 or targets.is_floating_point():
+                return None
             if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < MOST_COUNTED:
                 return None
             rows.append(torch.bincount(targets.long()).numpy())
