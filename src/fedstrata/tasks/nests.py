@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+WHOLE = (Tensor, PackedSequence)
+"""What is moved whole; a PackedSequence is a tuple, but no nest."""
+
 
 def map_nest(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
     """A nest of the same form, with the function of each leaf; given several, of the leaves in the same place."""
-    if isinstance(nest, PackedSequence) or not isinstance(nest, Mapping | tuple | list):
+    if isinstance(nest, WHOLE) or not isinstance(nest, Mapping | tuple | list):
         return function(nest, *others)
     if isinstance(nest, Mapping):
         parts = {key: map_nest(function, nest[key], *(other[key] for other in others)) for key in nest}
@@ -29,7 +32,7 @@ def map_nest(function: Callable[..., Any], nest: Any, *others: Any) -> Any:
 
 def leaves(nest: Any, place: str) -> Iterator[tuple[str, Any]]:
     """All leaves, each with its place, as one would write it in Python."""
-    if isinstance(nest, PackedSequence) or not isinstance(nest, Mapping | tuple | list):
+    if isinstance(nest, WHOLE) or not isinstance(nest, Mapping | tuple | list):
         yield place, nest
         return
     if isinstance(nest, Mapping):
@@ -45,7 +48,7 @@ def moved(nest: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """The nest on a device, its floating-point tensors in a dtype. What is no tensor stays as it is."""
 
     def move(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor | PackedSequence):
+        if not isinstance(leaf, WHOLE):
             return leaf
         kept = dtype if leaf.data.is_floating_point() else leaf.data.dtype
         return leaf.to(device, kept)  # type: ignore[arg-type]  # torch's stub forgets that a PackedSequence takes both
