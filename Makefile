@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo demo-flower test test-deployment check page bench bench-quick format clean
+.PHONY: help install demo demo-flower test test-deployment faults check page bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ test: $(STAMP)  ## all tests but those of test-deployment
 
 test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
 	$(BIN)/python -m pytest -m deployment
+
+faults: $(STAMP)  ## 200 kills of workers over all kinds of runs, none of which may differ or hang, in a minute
+	$(BIN)/python tests/faults.py
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

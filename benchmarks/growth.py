@@ -128,7 +128,7 @@ def steps(prepared: Prepared, updates: Sequence[Tensor]) -> dict[str, float]:
         layers=layers,
         updates=tuple(updates),
         sent=torch.ones(COHORT, len(layers), dtype=torch.bool),
-        model=layers.flatten(prepared.model),
+        model=prepared.initial,
     )
     weights = torch.ones(COHORT, len(layers), dtype=torch.float64)
     found = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -109,9 +110,10 @@ def prepare(
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Setup, Plan, ServerState]:
     """Everything a run needs."""
-    model = build_model(task, seed, dtype)
+    build = partial(build_model, task, seed, dtype)
+    model = build()
     layers = Layers.of(model, algorithm.grouping if grouping is None else grouping)
-    setup = Setup(task, layers, algorithm.objective, algorithm.selection, training, seed, model)
+    setup = Setup(task, layers, algorithm.objective, algorithm.selection, training, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
     return setup, Plan(layers, training, seed), state
 

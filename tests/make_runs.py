@@ -38,7 +38,7 @@ def make_run(
     width, draw = len(layers), np.random.default_rng([seed, clients, rounds])
     info = {
         "created": "2026-01-02T03:04:05+00:00",
-        "resolved": {"trainer": "client", "stack_size": 1, "why": "made", "threads": 1, "dtype": "float32"},
+        "resolved": {"threads": 1, "dtype": "float32"},
         "metric": {"name": "accuracy", "direction": "max"},
         "clients": clients,
         "layers": [

@@ -92,7 +92,7 @@ def compare(
         rules.draw = _ReferenceDraw(rules.draw, layers)
     states, records = run(task, algorithm, TRAINING, seed=seed, grouping=grouping)
     with steady():
-        expected = reference.run(task, setup.model, by_hand, rules, TRAINING, seed=seed)
+        expected = reference.run(task, setup.build(), by_hand, rules, TRAINING, seed=seed)
     assert len(records) == len(expected) == 3
     near = {"rtol": tolerance, "atol": tolerance}
     for state, record, truth in zip(states[1:], records, expected, strict=True):

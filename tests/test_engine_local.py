@@ -1,25 +1,33 @@
-"""The local engine: workers change who computes, never what; one that dies costs its client only."""
+"""The local engine: workers change who computes, never what; nor does one that dies."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
 import torch
+from faults import PLACES, DoomedPipe, Moments
 from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
 from fedstrata import rng
+from fedstrata.client import Client
+from fedstrata.engines import local
 from fedstrata.engines.local import LocalEngine, available_workers
+from fedstrata.errors import ModelError
 from fedstrata.experiment import load
 from fedstrata.messages import Order, Reply
 from fedstrata.prepared import Prepared, prepare
+from fedstrata.runs import Run
 from fedstrata.tasks.task import Task
 
 
@@ -95,54 +103,166 @@ def test_replies_do_not_depend_on_workers(blobs: Any, workers: int) -> None:
                 assert reply.update.abs().sum() > 0
 
 
+# --- workers that die ------------------------------------------------------------------------------------------------
+
+
+def accident_run(blobs: Any, accident: Accident, path: Path, algorithm: str = "fedavg") -> Run:
+    clients = [blobs(8, 0), accident, blobs(8, 2), blobs(8, 3)]
+    task = Task(model=lambda: nn.Linear(2, 2), clients=clients, evaluation={"test": blobs(20, 9)})
+    table = {"training": {"rounds": 2}, "engine": {"workers": 2}, "algorithm": {"name": algorithm}}
+    return fedstrata.run(table, task=task, out=path)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedldf"])
 @pytest.mark.parametrize("what", ["exit", "kill"])
-def test_a_worker_that_dies_costs_its_client_only(blobs: Any, tmp_path: Path, what: str) -> None:
-    """Once in round 1; from round 2 on the client is back, with a new worker."""
-    clients = [blobs(8, 0), Accident(what, tmp_path / "happened"), blobs(8, 2), blobs(8, 3)]
-    task = Task(model=lambda: nn.Linear(2, 2), clients=clients, evaluation={"test": blobs(20, 9)})
-    table = {"training": {"rounds": 3}, "engine": {"workers": 2}}
-    run = fedstrata.run(table, task=task, out=tmp_path / "run")
-    code = 7 if what == "exit" else -9
-    first, *others = run.history()
-    assert first["lost"] == [{"client": 1, "why": f"failed: worker process died with exit code {code}"}]
-    assert first["replies"] == 3
-    assert [line["replies"] for line in others] == [4, 4]
-    assert all(line["lost"] == [] for line in others)
+def test_a_worker_that_dies_once_changes_nothing(
+    blobs: Any, tmp_path: Path, same_run: Any, what: str, algorithm: str
+) -> None:
+    happened = tmp_path / "happened"
+    run = accident_run(blobs, Accident(what, happened), tmp_path / "run", algorithm)
+    assert happened.exists()
+    accident_run(blobs, Accident(what, happened), tmp_path / "undisturbed", algorithm)
+    same_run(tmp_path / "run", tmp_path / "undisturbed")
+    assert all(line["lost"] == [] for line in run.history())
 
 
-@pytest.mark.parametrize("algorithm", [{"name": "fedavg"}, {"name": "fedldf", "n": 2}])
-def test_a_worker_that_always_dies(blobs: Any, tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    clients = [blobs(8, 0), Accident("kill"), blobs(8, 2), blobs(8, 3)]
-    task = Task(model=lambda: nn.Linear(2, 2), clients=clients, evaluation={"test": blobs(20, 9)})
-    table = {"training": {"rounds": 2}, "engine": {"workers": 2}, "algorithm": algorithm}
-    run = fedstrata.run(table, task=task, out=tmp_path / "run")
-    lost = [line["lost"][0] for line in run.history()]
-    assert [entry["client"] for entry in lost] == [1, 1]
-    raising = Task(model=task.model, clients=[clients[0], Accident("raise"), *clients[2:]], evaluation=task.evaluation)
-    other = fedstrata.run(table, task=raising, out=tmp_path / "other")
-    if algorithm["name"] == "fedavg":  # nobody else was touched
-        assert other.summary()["weights_sha256"] == run.summary()["weights_sha256"]
+@pytest.mark.parametrize(("what", "code"), [("exit", 7), ("kill", -9)])
+def test_a_worker_that_dies_twice_costs_its_client_only(blobs: Any, tmp_path: Path, what: str, code: int) -> None:
+    """In every round; the others' updates are what they are beside a client that raises."""
+    run = accident_run(blobs, Accident(what), tmp_path / "run")
+    why = f"failed: worker process died 2 times, the last time with exit code {code}"
+    assert [line["lost"] for line in run.history()] == [[{"client": 1, "why": why}]] * 2
+    raising = accident_run(blobs, Accident("raise"), tmp_path / "raising")
+    assert raising.summary()["weights_sha256"] == run.summary()["weights_sha256"]
 
 
-def test_who_kept_an_update_in_a_worker_that_died_is_lost_alone(blobs: Any) -> None:
-    """FedLDF's second exchange needs the process that trained; if it is gone, a reply with an error says so."""
-    setup = prepared(blobs, algorithm={"name": "fedldf", "n": 2})
-    state = setup.first_state()
-    mask = torch.ones(len(setup.layers), dtype=torch.bool)
+def test_workers_that_never_begin_end_no_round_late(blobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no process lives: every client fails, and nobody waits."""
+    setup = prepared(blobs)
     with LocalEngine(setup.engine()._setup, 2) as engine:
-        orders = [Order("train", 1, 0, k, model=state.model, answer="scores") for k in range(5)]
-        assert all(reply.error is None and reply.scores is not None for reply in engine.exchange(orders))
-        victim = engine._crew._team[0]
-        homes = dict(engine._crew._home)
-        os.kill(victim.process.pid, signal.SIGKILL)
-        victim.process.join()
-        uploads = [Order("upload", 1, 0, k, mask=mask) for k in range(5)]
-        replies = by_client(engine.exchange(uploads))
-        assert len(replies) == 5
-        for (client, _), reply in replies.items():
-            assert (reply.error is None) == (homes[client] == 1), reply.error
-        again = by_client(engine.exchange([Order("train", 2, 0, k, model=state.model, mask=mask) for k in range(5)]))
-        assert all(reply.error is None or "train" in reply.error for reply in again.values())
+        monkeypatch.setattr(local, "_work", lambda *args: os._exit(3))
+        kill_all(engine)
+        replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
+    errors = {reply.error for reply in replies.values()}
+    assert errors == {"worker process died 10 times, the last time with exit code 3"}
+    assert len(replies) == 5
+
+
+def kill_all(engine: LocalEngine) -> None:
+    for worker in engine._crew._team:
+        worker.process.kill()
+        worker.process.join()
+
+
+def test_what_was_kept_outlives_its_worker(blobs: Any) -> None:
+    """FedLDF's second exchange, and an evaluation, after every worker has died: as in this process alone."""
+    setup = prepared(blobs, algorithm={"name": "fedldf", "n": 2})
+    model, mask = setup.first_state().model, torch.arange(len(setup.layers)) == 0
+    asked = (
+        [Order("train", 1, 0, k, model=model, answer="scores") for k in range(5)],
+        [Order("upload", 1, 0, k, mask=mask) for k in range(5)],
+        [Order("evaluate", 1, 0, rng.SERVER, model=model, dataset="test", part=(p, 3)) for p in range(3)],
+    )
+    answers: dict[int, list[Any]] = {}
+    for workers in (1, 2):
+        with LocalEngine(prepared(blobs, algorithm={"name": "fedldf", "n": 2}).engine()._setup, workers) as engine:
+            for orders in asked:
+                if workers == 2:
+                    kill_all(engine)
+                answers.setdefault(workers, []).append(by_client(engine.exchange(orders)))
+    for alone, shared in zip(answers[1], answers[2], strict=True):
+        assert alone.keys() == shared.keys()
+        for key, reply in alone.items():
+            assert reply.error is shared[key].error is None
+            assert (reply.size, reply.metrics) == (shared[key].size, shared[key].metrics)
+            for ours, theirs in zip(tensors(reply), tensors(shared[key]), strict=True):
+                assert torch.equal(ours, theirs)
+    assert all(reply.update.any() for reply in answers[2][1].values())
+    assert all(reply.scores is not None for reply in answers[2][0].values())
+
+
+def tensors(reply: Reply) -> list[torch.Tensor]:
+    return [value for value in vars(reply).values() if isinstance(value, torch.Tensor)]
+
+
+def test_a_reply_that_has_come_is_used_though_its_worker_died(
+    blobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every order is carried out once: five of them by at least two workers, the first of which dies after a reply."""
+    (tmp_path / "kills").mkdir()
+    moments = Moments(tmp_path / "kills", 0)
+    moments.left[PLACES.index("replied")] = 1
+    work, answer = local._work, Client.answer
+
+    def doomed(client: Any, post: Any, begun: Any, at: int, pipe: Any, inherited: Any) -> None:
+        work(client, post, begun, at, DoomedPipe(pipe, moments), inherited)
+
+    def counted(self: Client, order: Order, row: Any = None) -> Reply:
+        with (tmp_path / "answered").open("a") as file:
+            file.write(f"{order.client}\n")
+        return answer(self, order, row)
+
+    monkeypatch.setattr(local, "_work", doomed)
+    monkeypatch.setattr(Client, "answer", counted)
+    setup = prepared(blobs)
+    with LocalEngine(setup.engine()._setup, 2) as engine:
+        replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
+    assert all(reply.error is None for reply in replies.values())
+    assert moments.kills() == {"replied": 1}
+    assert sorted((tmp_path / "answered").read_text().split()) == ["0", "1", "2", "3", "4"]
+
+
+SOME = ("two exchanges", "selection on the client", "extended")
+
+
+def test_kills_at_any_moment_change_nothing(tmp_path: Path) -> None:
+    """A sample of `make faults`."""
+    outcome = faults.campaign(tmp_path, 30, seed=1, kinds=SOME, random_runs=1)
+    assert (outcome.differences, outcome.hangs) == ([], [])
+    assert outcome.kills.total() >= 30
+
+
+def test_the_campaign_finds_orders_that_are_not_given_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_TURNS", 1)
+    assert faults.campaign(tmp_path, 1, seed=1, kinds=SOME, random_runs=0).differences
+
+
+def test_the_campaign_finds_a_run_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "KINDS", {"stuck": lambda path: time.sleep(60) if path.parent.name == "1" else None})
+    outcome = faults.campaign(tmp_path, 0, kinds=["stuck"], random_runs=1, limit=0.2)
+    assert outcome.hangs == ["run 1, stuck, 0 kills at random"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_error_ends_the_exchange(blobs: Any, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    def refuse(self: Client, order: Order, row: Any = None) -> Reply:
+        raise ModelError("Sequential: 0.weight is another in a second training from the same state")
+
+    monkeypatch.setattr(Client, "answer", refuse)
+    setup = prepared(blobs)
+    with LocalEngine(setup.engine()._setup, workers) as engine:
+        processes = [worker.process for worker in engine._crew._team] if engine._crew else []
+        with pytest.raises(ModelError, match=r"^Sequential: 0\.weight is another in a second training"):
+            list(engine.exchange(train_orders(setup, setup.first_state().model)))
+    assert not any(process.is_alive() for process in processes)
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_orders_are_given_out_first(blobs: Any) -> None:
+    """Samples × work: 10·5, 11·1, 12·4, 13·3 and 14·1 of clients 0 to 4, for one worker."""
+    setup = prepared(blobs)
+    client = Client(setup.engine()._setup)
+    orders = train_orders(setup, setup.first_state().model)
+    orders = [replace(order, work=work) for order, work in zip(orders, (5, 1, 4, 3, 1), strict=True)]
+    crew = local._Crew(client, 1, 5, client.setup.task.sizes())
+    try:
+        assert [reply.client for reply in crew.exchange(orders)] == [0, 2, 3, 4, 1]
+    finally:
+        crew.stop()
 
 
 def test_an_update_of_another_round_is_not_sent(blobs: Any) -> None:

@@ -47,7 +47,7 @@ def measure(task: Task, on: list[str], workers: int = 1, batch: int = 1000, **op
     table = {"engine": {"workers": workers}, "evaluation": {"on": ["test"], "batch_size": batch}}
     setup = prepare(load(table), task)
     with setup.engine() as engine:
-        return evaluate(engine, task, setup.first_state().model, on, 1, 0, **options)[0], setup.model
+        return evaluate(engine, task, setup.first_state().model, on, 1, 0, **options)[0], setup.build()
 
 
 def by_hand(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
@@ -121,7 +121,7 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
         ]
         found = figures["clients"]
         assert (found["clients"], found["failed"], found["samples"]) == (1, 3, 4)
-        assert (found["loss"], found["accuracy"]) == pytest.approx(by_hand(setup.model, blobs(4, 2)))
+        assert (found["loss"], found["accuracy"]) == pytest.approx(by_hand(setup.build(), blobs(4, 2)))
         assert true["failed"] == 0
         figures, unmeasured = evaluate(Spoiled(engine, dict.fromkeys(range(4))), task, model, ["clients"], 1, 0)
         assert [client for client, _ in unmeasured] == [0, 1, 2, 3]
@@ -267,17 +267,21 @@ def test_sets_a_task_does_not_have(blobs: Any) -> None:
 
 # --- how many samples a model is shown at a time ---------------------------------------------------------------------
 
+SHOWN: list[int] = []
+"""Outside of the model, which forgets between orders."""
+
 
 class Shown(nn.Module):
     """A small network that notes how many samples it is shown, and answers in one of three forms."""
 
     def __init__(self, body: nn.Module, form: str = "each") -> None:
         super().__init__()
-        self.body, self.form, self.shown = body, form, []
+        self.body, self.form = body, form
 
     def forward(self, inputs: Any) -> Any:
         inputs = inputs["images"] if isinstance(inputs, dict) else inputs
-        self.shown.append(len(inputs))
+        if not self.training:
+            SHOWN.append(len(inputs))
         outputs = self.body(inputs).flatten(2).mean(2)
         return {"each": outputs, "classes first": outputs.t(), "named": {"logits": outputs}}[self.form]
 
@@ -295,6 +299,7 @@ def shown_to(task: Task, **evaluation: Any) -> tuple[list[int], list[dict[str, f
     """How many samples the model was shown, call by call, with all orders of an evaluation, and what it came to."""
     setup = prepare(load({"evaluation": evaluation}), task)
     client, seen = Client(setup.setup), []
+    SHOWN.clear()
 
     class Here:
         def exchange(self, orders: Any) -> Any:
@@ -305,9 +310,9 @@ def shown_to(task: Task, **evaluation: Any) -> tuple[list[int], list[dict[str, f
                 yield reply
 
     found = evaluate(Here(), task, setup.first_state().model, ["test"], 1, 0)[0]["test"]  # type: ignore[arg-type]
-    model = setup.model
+    model = setup.build()
     assert isinstance(model, Shown)
-    return list(model.shown), [found, *seen], model
+    return list(SHOWN), [found, *seen], model
 
 
 @pytest.mark.parametrize("form", ["each", "classes first", "named"])
@@ -366,7 +371,7 @@ def test_inputs_whose_first_dimension_is_not_the_samples_are_not_cut() -> None:
 
     class TimeFirst(Shown):
         def forward(self, inputs: Tensor) -> Tensor:
-            self.shown.append(len(inputs))
+            SHOWN.append(len(inputs))
             return self.body(inputs.permute(1, 2, 0)).permute(2, 0, 1)
 
     class Batches:

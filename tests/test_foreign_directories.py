@@ -384,7 +384,7 @@ def as_of_format_1(path: Path) -> None:
     from safetensors.numpy import save_file
 
     about = json.loads((path / "run.json").read_text())
-    for key in ("id", "recipe_sha256"):
+    for key in ("id", "recipe_sha256", "arithmetic"):
         del about[key]
     (path / "run.json").write_text(json.dumps(about | {"format": 1}))
     lines = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]

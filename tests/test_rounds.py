@@ -56,6 +56,12 @@ def watched_task(*sizes: int) -> tuple[Task, list[list[np.ndarray]]]:
     return Task(lambda: nn.Linear(3, 2), [Watched(n, log) for n, log in zip(sizes, logs, strict=True)]), logs
 
 
+@pytest.fixture
+def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of watched tasks have the orders' own batches only."""
+    monkeypatch.setattr("fedstrata.client.Client._rehearse", lambda self, order: None)
+
+
 def only(client: int, change):
     """A fault of one client; everybody else's reply passes."""
     return lambda reply, order: change(reply) if order.client == client else reply
@@ -385,6 +391,7 @@ def test_dropouts_come_with_their_probability_and_anew_each_time() -> None:
     assert not any(Training().drops_out(0, t, 0, 0) for t in range(50))
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_stragglers_do_part_of_the_work_and_count() -> None:
     """Half of four clients, E = 5, B = 4: each reads work · ⌈n/4⌉ batches, and the record says how much work."""
     task, logs = watched_task(5, 6, 7, 9)
@@ -524,6 +531,7 @@ def test_adam_has_no_momentum_option() -> None:
         Training(optimizer="adam", momentum=0.9)
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_the_last_short_batch_is_kept_and_an_epoch_sees_every_sample_once() -> None:
     task, (log,) = watched_task(7)
     run(task, FEDAVG, Training(rounds=1, epochs=3, batch_size=3))
@@ -534,12 +542,14 @@ def test_the_last_short_batch_is_kept_and_an_epoch_sees_every_sample_once() -> N
     assert len({epoch.tobytes() for epoch in epochs}) == 3, "each epoch has its own order"
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_a_batch_larger_than_the_shard_is_the_shard() -> None:
     task, (log,) = watched_task(4)
     run(task, FEDAVG, Training(rounds=1, epochs=2, batch_size=100))
     assert [len(batch) for batch in log] == [4, 4]
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_steps_instead_of_epochs() -> None:
     """Five samples, B = 2: an epoch is 2, 2, 1; seven steps go into the third epoch."""
     task, (log,) = watched_task(5)

@@ -81,7 +81,8 @@ def hostile_run(path: Path, done: int = 2, **options: Any) -> Path:
     run = make_run(path, layers=(HOSTILE, "b"), rounds=2, done=done, lost=lost, data=data, **options)
     info = json.loads((path / "run.json").read_text())
     info["metric"]["name"] = HOSTILE
-    info["resolved"]["why"] = HOSTILE
+    info["versions"] |= {"fedstrata": HOSTILE, "torch": HOSTILE}
+    info["later"] = [{"round": 2, "versions": {"numpy": HOSTILE}}]
     (path / "run.json").write_text(json.dumps(info))
     history = (path / "history.jsonl").read_text().replace('"accuracy"', json.dumps(HOSTILE))
     (path / "history.jsonl").write_text(history)

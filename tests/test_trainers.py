@@ -1,32 +1,27 @@
-"""The trainer `stack` against the trainer `client`: one round from the same state agrees, for every combination."""
+"""The kernel for perceptrons against autograd: one round from the same state agrees, for every combination."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers_math import FEDAVG, Tiny, image_task, prepare
+from helpers_math import FEDAVG, image_task, prepare
 from test_battery import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import fedstrata
 from fedstrata.algorithm import Algorithm
-from fedstrata.engines.local import LocalEngine, units_of_work
+from fedstrata.client import Client
+from fedstrata.engines.local import LocalEngine
 from fedstrata.layers import Layers
-from fedstrata.messages import Order
 from fedstrata.objectives import FedLap, FedProx, Plain
 from fedstrata.rounds import RoundRecord, fit
 from fedstrata.selections import Everything
-from fedstrata.tasks.task import Samples, Task
-from fedstrata.trainers.choice import choose
-from fedstrata.trainers.mlp import as_perceptron
-from fedstrata.trainers.motion import OnDisplacements, Rows, Springs
-from fedstrata.trainers.stack import stack_size
+from fedstrata.tasks.task import Samples, Task, as_data
+from fedstrata.trainers.perceptron import as_perceptron
 from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
@@ -36,42 +31,74 @@ TRAINING = Training(
 
 
 def perceptron() -> nn.Module:
-    """16 – 6 – 5 – 3, one layer without bias: the kernel's case."""
+    """16 – 6 – 5 – 3, one layer without bias, one ReLU missing: the kernel's case."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)
+        nn.Flatten(),
+        nn.Linear(16, 6),
+        nn.ReLU(),
+        nn.Linear(6, 5, bias=False),
+        nn.Linear(5, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
     )
 
 
-def convolution() -> nn.Module:
-    """A model that goes through torch.func."""
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same loss under a name that the kernel does not know: this goes through autograd."""
+    return F.cross_entropy(outputs, targets)
 
 
 def one_round(
-    task: Task, algorithm: Algorithm, trainer: str, size: int = 1, training: Training = TRAINING, **options: Any
+    task: Task, algorithm: Algorithm, training: Training = TRAINING, **options: Any
 ) -> tuple[Tensor, RoundRecord]:
     workers = options.pop("workers", 1)
     setup, plan, state = prepare(task, algorithm, training, **options)
-    with LocalEngine(replace(setup, trainer=trainer, stack_size=size), workers=workers) as engine:  # type: ignore[arg-type]
+    with LocalEngine(setup, workers=workers) as engine:
         ((after, record),) = fit(state, algorithm, engine, plan)
     return after.model, record
 
 
-@pytest.mark.parametrize("model", [perceptron, convolution])
+@pytest.fixture(autouse=True)
+def kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which of a test's clients were trained by the kernel: the comparison must not be of autograd with itself."""
+    used: list[bool] = []
+    trained = Client._trained
+
+    def watched(self: Client, order: Any, data: Any, plan: Any) -> Any:
+        used.append(self._network is not None and self._network.takes(data))
+        return trained(self, order, data, plan)
+
+    monkeypatch.setattr(Client, "_trained", watched)
+    return used
+
+
+def both(task: Task, algorithm: Algorithm, used: list[bool], **options: Any) -> Any:
+    """A round by the kernel, and one by autograd."""
+    found = one_round(task, algorithm, **options)
+    assert used
+    assert all(used)
+    used.clear()
+    expected = one_round(replace(task, loss=cross_entropy), algorithm, **options)
+    assert used
+    assert not any(used)
+    return found, expected
+
+
 @pytest.mark.parametrize(("objective", "selection", "weighting"), COMBINATIONS, ids="+".join)
-def test_every_combination(objective: str, selection: str, weighting: str, model: Any) -> None:
+def test_every_combination(objective: str, selection: str, weighting: str, kernel_is_used: list[bool]) -> None:
     algorithm = Algorithm(OBJECTIVES[objective][0], SELECTIONS[selection][0], WEIGHTINGS[weighting][0])
-    task = image_task(SIZES, model)
-    expected, one = one_round(task, algorithm, "client")
-    for size in (1, 3):
-        found, stacked = one_round(task, algorithm, "stack", size)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-        np.testing.assert_allclose(stacked.losses, one.losses, rtol=1e-9)
-        for name, values in one.layers.items():
-            np.testing.assert_allclose(stacked.layers[name], values, rtol=1e-6, atol=1e-7, err_msg=name)
+    task = image_task(SIZES, perceptron)
+    if algorithm.objective.differentiable:  # only autograd can
+        one_round(task, algorithm)
+        assert not any(kernel_is_used)
+        return
+    (found, by_kernel), (expected, by_autograd) = both(task, algorithm, kernel_is_used)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(by_kernel.losses, by_autograd.losses, rtol=1e-9)
+    for name, values in by_autograd.layers.items():
+        np.testing.assert_allclose(by_kernel.layers[name], values, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("model", [perceptron, convolution])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -85,31 +112,26 @@ def test_every_combination(objective: str, selection: str, weighting: str, model
     ids=str,
 )
 @pytest.mark.parametrize("objective", [Plain(), FedLap(q=1.0, refresh="step", units="output"), FedProx(0.5)])
-def test_every_way_to_train(model: Any, changes: dict[str, Any], objective: Any) -> None:
+def test_every_way_to_train(changes: dict[str, Any], objective: Any, kernel_is_used: list[bool]) -> None:
     training = TRAINING.model_copy(update=changes)
     algorithm = Algorithm(objective, Everything(), SampleSize())
-    task = image_task(SIZES, model)
-    expected, _ = one_round(task, algorithm, "client", training=training)
-    found, _ = one_round(task, algorithm, "stack", 4, training=training)
+    task = image_task(SIZES, perceptron)
+    (found, _), (expected, _) = both(task, algorithm, kernel_is_used, training=training)
     # Adam divides by the root of a second moment that may be tiny, which magnifies rounding.
     tolerance = 1e-7 if training.optimizer == "adam" else 1e-9
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("model", [perceptron, convolution])
-def test_single_precision(model: Any) -> None:
-    task = image_task(SIZES, model)
-    expected, _ = one_round(task, FEDAVG, "client", dtype=torch.float32)
-    found, _ = one_round(task, FEDAVG, "stack", 3, dtype=torch.float32)
+def test_single_precision(kernel_is_used: list[bool]) -> None:
+    (found, _), (expected, _) = both(image_task(SIZES, perceptron), FEDAVG, kernel_is_used, dtype=torch.float32)
     assert ((found - expected).norm() / expected.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("model", [perceptron, convolution])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_any_number_of_workers_gives_the_same_bits(model: Any, size: int) -> None:
+@pytest.mark.parametrize("loss", [F.cross_entropy, cross_entropy])
+def test_any_number_of_workers_gives_the_same_bits(loss: Any) -> None:
     algorithm = Algorithm(FedLap(), SELECTIONS["fedldf"][0], WEIGHTINGS["fedlayerwise"][0])
-    task = image_task(SIZES, model)
-    results = [one_round(task, algorithm, "stack", size, workers=workers, dtype=torch.float32) for workers in (1, 2, 3)]
+    task = replace(image_task(SIZES, perceptron), loss=loss)
+    results = [one_round(task, algorithm, workers=workers, dtype=torch.float32) for workers in (1, 2, 3)]
     assert all(torch.equal(model, results[0][0]) for model, _ in results)
 
 
@@ -117,133 +139,24 @@ def test_any_number_of_workers_gives_the_same_bits(model: Any, size: int) -> Non
 def test_a_spring_that_never_pulls_is_plain_to_the_bit(nothing: Any) -> None:
     """q = 0, μ = 0, and FedLap in a single epoch, in which nothing has turned yet."""
     task, training = image_task(SIZES, perceptron), TRAINING.model_copy(update={"epochs": 1})
-    plain, _ = one_round(task, FEDAVG, "stack", 3, training=training, dtype=torch.float32)
-    found, _ = one_round(
-        task, Algorithm(nothing, Everything(), SampleSize()), "stack", 3, training=training, dtype=torch.float32
-    )
+    plain, _ = one_round(task, FEDAVG, training=training, dtype=torch.float32)
+    algorithm = Algorithm(nothing, Everything(), SampleSize())
+    found, _ = one_round(task, algorithm, training=training, dtype=torch.float32)
     assert torch.equal(found, plain)
 
 
-def test_labels_to_be_ignored() -> None:
-    """cross_entropy leaves out −100; the kernel does not know that, so such data goes another way."""
-    task = image_task(SIZES, perceptron)
-    clients = [(inputs, torch.where(torch.arange(len(labels)) == 1, -100, labels)) for inputs, labels in task.clients]
-    task = replace(task, clients=clients)
-    expected, record = one_round(task, FEDAVG, "client")
-    found, _ = one_round(task, FEDAVG, "stack", 3)
-    assert set(record.status) == {"ok"}
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_frozen_parameters_stay_where_they_are() -> None:
-    def half_frozen() -> nn.Module:
-        model = perceptron()
-        model[1].weight.requires_grad_(False)
-        return model
-
-    task = image_task(SIZES, half_frozen)
-    expected, _ = one_round(task, FEDAVG, "client")
-    found, _ = one_round(task, FEDAVG, "stack", 3)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
-class Broken(Samples):
-    """Data that cannot be gathered."""
-
-    def __len__(self) -> int:
-        return 5
-
-    @property
-    def rows(self) -> Any:  # type: ignore[override]
-        raise RuntimeError("no such disk")
-
-    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        raise RuntimeError("no such disk")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_broken_client_costs_its_stack_nothing_but_itself(workers: int) -> None:
-    task = image_task(SIZES, perceptron)
-    clients = list(task.clients)
-    clients[2] = type("Bad", (), {"__len__": lambda self: 5, "batch": Broken.batch})()
-    training = TRAINING.model_copy(update={"clients_per_round": None})
-    _, record = one_round(replace(task, clients=clients), FEDAVG, "stack", 6, training=training, workers=workers)
-    assert [status.split(" (")[0] for status in record.status] == [
-        *["ok"] * 2,
-        "failed: RuntimeError: no such disk",
-        *["ok"] * 3,
-    ]
-
-
-def test_a_client_that_diverges_does_not_touch_the_others_of_its_stack() -> None:
+def test_a_client_that_diverges_does_not_touch_the_others() -> None:
     task = image_task(SIZES, perceptron)
     clients = list(task.clients)
     inputs, targets = clients[2]
     clients[2] = (torch.full_like(inputs, torch.nan), targets)
     training = TRAINING.model_copy(update={"clients_per_round": None})
-    sound = replace(task, clients=[client for at, client in enumerate(clients) if at != 2])
-    _, record = one_round(replace(task, clients=clients), FEDAVG, "stack", 6, training=training)
+    _, record = one_round(replace(task, clients=clients), FEDAVG, training=training)
     assert record.status[2] == "refused: update is not finite"
-    assert [status for at, status in enumerate(record.status) if at != 2] == ["ok"] * len(sound.clients)
+    assert [status for at, status in enumerate(record.status) if at != 2] == ["ok"] * (len(clients) - 1)
 
 
-def test_units_of_work_are_alike_and_depend_on_the_orders_alone() -> None:
-    setup, _, _ = prepare(image_task(SIZES, perceptron), FEDAVG, TRAINING)
-    sizes = np.array([50, 10, 40, 20, 30, 60])
-    orders = [Order("train", 1, 0, client) for client in range(6)]
-    units = units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=3))
-    # 4 stacks, 52.5 samples each: 60, 50, 40, 30, 20 and 10 in a row have their middles at 30, 85, 130, 165, 190, 205.
-    assert [[order.client for order in unit] for unit in units] == [[5], [0], [2], [4, 3, 1]]
-    alike = units_of_work(orders, np.full(6, 20), replace(setup, trainer="stack", stack_size=3))
-    assert sorted(len(unit) for unit in alike) == [1, 1, 2, 2]
-    assert max(len(unit) for unit in units_of_work(orders, sizes, replace(setup, trainer="stack", stack_size=2))) == 2
-    alone = units_of_work(orders, sizes, setup)
-    assert [unit[0].client for unit in alone] == [5, 0, 2, 4, 3, 1]
-    assert [len(unit) for unit in units_of_work([Order("evaluate", 1, 0, 3)], sizes, setup)] == [1]
-
-
-# --- choice ---------------------------------------------------------------------------------------------------------
-
-
-def choice(model: nn.Module, asked: Any = "auto", size: int | None = None, **changes: Any) -> Any:
-    task = Task(
-        lambda: model,
-        [(torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.long))],
-        loss=changes.pop("loss", F.cross_entropy),
-    )
-    options = {"objective": Plain(), "device": "cpu", **changes}
-    return choose(asked, size, task=task, model=model, layers=Layers.of(model), **options)
-
-
-def test_auto_stacks_plain_perceptrons_only() -> None:
-    assert choice(perceptron()).trainer == "stack"
-    assert choice(convolution()).trainer == "client"
-    assert choice(perceptron(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets)).trainer == "client"
-    assert choice(perceptron(), "client").trainer == "client"
-    assert choice(perceptron(), "stack", 7).stack_size == 7
-    assert choice(convolution(), "stack").trainer == "stack"
-
-
-@pytest.mark.parametrize(
-    ("model", "changes", "why"),
-    [
-        (Tiny(), {}, r"bn \(BatchNorm2d\) has buffers"),
-        (nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(16, 3)), {}, "1 is a Dropout"),
-        (perceptron(), {"objective": FedLap(through=True)}, "flows through"),
-        (perceptron(), {"device": "cuda"}, "cuda"),
-    ],
-)
-def test_what_cannot_be_stacked_falls_back_and_says_why(model: nn.Module, changes: dict[str, Any], why: str) -> None:
-    found = choice(model, "stack", **changes)
-    assert found.trainer == "client"
-    assert re.search(why, found.why)
-
-
-def test_the_stack_fits_into_the_cache() -> None:
-    """LogReg on MNIST has 7,850 numbers, 2 · 31,400 bytes a client: five, the most; the MLP's 159,010 fit once."""
-    small, large = nn.Sequential(nn.Linear(784, 10)), nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 10))
-    assert stack_size(Layers.of(small)) == 20
-    assert stack_size(Layers.of(large)) == 1
+# --- what the kernel takes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,6 +168,8 @@ def test_the_stack_fits_into_the_cache() -> None:
         nn.Sequential(nn.Flatten(0), nn.Linear(4, 3)),
         nn.Linear(4, 3),
         nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 3))),
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 3)),
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
     ],
 )
 def test_what_is_no_plain_perceptron(model: nn.Module) -> None:
@@ -268,63 +183,79 @@ class Residual(nn.Sequential):
         return super().forward(x) + x.flatten(1)[:, :3]
 
 
-def test_a_sequential_with_its_own_mind_is_no_plain_perceptron() -> None:
-    plain = perceptron()
-    residual = Residual(*plain)
-    assert as_perceptron(residual, Layers.of(residual), F.cross_entropy) is None
-    plain[1].register_forward_hook(lambda module, inputs, output: output * 2)
-    assert as_perceptron(plain, Layers.of(plain), F.cross_entropy) is None
+def with_hook(which: str) -> nn.Module:
+    model = perceptron()
+    if which == "forward of a layer":
+        model[1].register_forward_hook(lambda module, inputs, output: output * 2)
+    elif which == "forward of the model":
+        model.register_forward_pre_hook(lambda module, inputs: None)
+    elif which == "backward":
+        model[3].register_full_backward_hook(lambda module, inputs, outputs: None)
+    elif which == "gradient":
+        model[1].weight.register_hook(lambda gradient: gradient * 2)
+    elif which == "accumulated gradient":
+        model[1].bias.register_post_accumulate_grad_hook(lambda weight: None)
+    elif which == "a forward of the object":
+        model[2].forward = torch.abs
+    elif which == "frozen bias":
+        model[1].bias.requires_grad_(False)
+    elif which == "a forward of the class":
+        return Residual(*model)
+    return model
 
 
-def test_the_choice_is_recorded_and_kept_on_resume(tiny: Any, tmp_path: Any) -> None:
-    run = fedstrata.run(tiny({"training.rounds": 2}), out=tmp_path / "run")
-    assert run.directory.info["resolved"] == {
-        "trainer": "stack",
-        "stack_size": 20,
-        "why": "a plain perceptron under cross-entropy",
-        "threads": 1,
-        "dtype": "float32",
-    }
-    other = fedstrata.run(tiny({"training.rounds": 2, "engine.trainer": "client"}), out=tmp_path / "client")
-    assert other.directory.info["resolved"]["trainer"] == "client"
+HOOKS = ["forward of a layer", "forward of the model", "backward", "gradient", "accumulated gradient"]
+OTHERS = ["a forward of the object", "frozen bias", "a forward of the class"]
 
 
-# --- motion ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("which", [*HOOKS, *OTHERS])
+def test_the_kernel_steps_aside(which: str) -> None:
+    plain, other = perceptron(), with_hook(which)
+    assert as_perceptron(plain, Layers.of(plain), F.cross_entropy) is not None
+    assert as_perceptron(other, Layers.of(other), F.cross_entropy) is None
+    assert as_perceptron(plain, Layers.of(plain), cross_entropy) is None
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("c", [1e-12, 0.01, 1.0, 30.0])
-def test_two_positions_move_as_position_and_velocity_do(c: float, momentum: float) -> None:
-    """300 steps with given gradients; the stiffest spring swings about the anchor, the weakest is next to none."""
-    lr, start, steps = 0.05, torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 300
-    gradients = torch.randn(steps, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    layers = Layers.of(nn.Linear(3, 1, bias=False).double())
-    training = Training(rounds=1, lr=lr, momentum=momentum)
-    setup = replace(prepare(image_task(SIZES, perceptron), FEDAVG, TRAINING)[0], layers=layers, training=training)
-    springs = Springs(FedProx(mu=c), [Order("train", 1, 0, 0)], layers, start)
-    motion = OnDisplacements(setup, 1, springs)
-    motion.refresh(0, [0])
-    position, velocity = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for step, gradient in enumerate(gradients):
-        _, into = motion.buffers(step)
-        into.numbers.mul_(motion.keep).add_(gradient, alpha=motion.share)
-        motion.step(step, 1)
-        velocity = momentum * velocity + gradient + c * position
-        position = position - lr * velocity
-    torch.testing.assert_close(motion.update(0, steps), position, rtol=1e-10, atol=1e-12)
+def images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("active", [1, 2, 3])
-def test_rows_of_a_stack(active: int) -> None:
-    """What is done to the first clients' numbers in pieces is done to their flat vectors, and to nobody else's."""
-    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2))
-    layers = Layers.of(model)
-    start = layers.flatten(model)
-    rows = Rows(layers, start, 3)
-    for stretch in rows.stretches(active):
-        stretch.mul_(2)
-    for client in range(3):
-        torch.testing.assert_close(rows.flat(client), start * (2 if client < active else 1), rtol=0, atol=0)
-    for entry in rows.entries:
-        torch.testing.assert_close(rows.of(entry, active)[-1], 2 * dict(model.named_parameters())[entry.name].detach())
-        assert rows.stretch([entry], active).is_contiguous()
+@pytest.mark.parametrize(
+    ("data", "taken"),
+    [
+        ((images(3, 1, 4, 4), torch.tensor([0, 1, 2])), True),
+        ((images(3, 16), torch.tensor([0, 1, 2])), True),
+        ((images(3, 1, 4, 4), torch.tensor([0, -100, 2])), False),  # cross_entropy leaves it out
+        ((images(3, 1, 4, 4), torch.tensor([0, 3, 2])), False),  # no such class: autograd says so
+        ((images(3, 1, 4, 5), torch.tensor([0, 1, 2])), False),
+        ((images(3, 1, 4, 4, dtype=torch.int64), torch.tensor([0, 1, 2])), False),
+        ((images(3, 1, 4, 4), torch.tensor([0.0, 1, 2])), False),
+        ((images(3, 1, 4, 4), torch.eye(3)), False),
+        ([(images(1, 4, 4), 0), (images(1, 4, 4), 1), (images(1, 4, 4), 2)], False),
+    ],
+)
+def test_what_data_the_kernel_takes(data: Any, taken: bool) -> None:
+    model = perceptron()
+    network = as_perceptron(model, Layers.of(model), F.cross_entropy)
+    assert network is not None
+    assert network.takes(as_data(data, "clients[0]")) is taken
+
+
+def test_vectors_only_if_nothing_flattens() -> None:
+    """Linear layers take [B, T, in] too, and mean something else by it."""
+    model = nn.Sequential(nn.Linear(16, 3))
+    network = as_perceptron(model, Layers.of(model), F.cross_entropy)
+    assert network is not None
+    labels = torch.tensor([0, 1])
+    assert network.takes(Samples(images(2, 16), labels))
+    assert not network.takes(Samples(images(2, 1, 16), labels))
+
+
+def test_labels_to_be_ignored() -> None:
+    task = image_task(SIZES, perceptron)
+    clients = [(inputs, torch.where(torch.arange(len(labels)) == 1, -100, labels)) for inputs, labels in task.clients]
+    task = replace(task, clients=clients)
+    found, record = one_round(task, FEDAVG)
+    expected, _ = one_round(replace(task, loss=cross_entropy), FEDAVG)
+    assert set(record.status) == {"ok"}
+    assert torch.equal(found, expected)

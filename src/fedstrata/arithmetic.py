@@ -11,6 +11,10 @@ from typing import TypeVar
 
 import torch
 
+ARITHMETIC = 2
+"""Raised whenever the bits of any result change. A run goes on with the arithmetic that it began with, or not at all;
+`reproductions/outdated.py` says whose bits each number changed. 1 is that of version 0.1, which does not say so."""
+
 Item = TypeVar("Item")
 
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 
 from fedstrata import rng
 from fedstrata.algorithm import Objective, Selection, SelectsAfterScores, SelectsOnClient
 from fedstrata.arithmetic import steady
-from fedstrata.errors import DataError
+from fedstrata.errors import DataError, ModelError
 from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, layers_with_units
-from fedstrata.tasks.nests import joined, moved
-from fedstrata.tasks.task import Task
-from fedstrata.trainers.choice import TrainerName
-from fedstrata.trainers.one import train_one
-from fedstrata.trainers.stack import StackTrainer
+from fedstrata.modules import CleanModule, is_writable, same_bits
+from fedstrata.tasks.nests import joined, leaves, moved
+from fedstrata.tasks.task import Data, Samples, Task
+from fedstrata.trainers.local import AutogradSteps, train
+from fedstrata.trainers.perceptron import PerceptronSteps, as_perceptron
+from fedstrata.trainers.schedule import Schedule, schedule
 from fedstrata.training import Training
+
+Result = TypeVar("Result")
 
 SAMPLES = 1000
 """To evaluate a model on at a time, unless the recipe says how many."""
@@ -44,13 +51,11 @@ class Setup:
     selection: Selection
     training: Training
     seed: int
-    model: nn.Module
-    """A model of the right shape; its frozen parameters and other untravelled state are part of the setup."""
+    build: Callable[[], nn.Module]
+    """Builds a model; its frozen parameters and all else that does not travel are part of the setup."""
     device: str = "cpu"
     record: bool = True
     evaluation_batch: int | None = None
-    trainer: TrainerName = "client"
-    stack_size: int = 1
 
     def to_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         """Inputs and targets where the model is, floating-point ones in its dtype."""
@@ -59,9 +64,17 @@ class Setup:
 
 
 def build_model(task: Task, seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A fresh model, the same for everyone with this seed."""
+    """A fresh model, the same for everyone with this seed; single and double precision become `dtype`."""
     with rng.global_scope(seed, "model"):
-        return task.model().to(dtype)
+        model = task.model()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if is_lazy(tensor):
+            continue
+        if tensor.dtype in (torch.float32, torch.float64):
+            tensor.data = tensor.data.to(dtype)
+        if not is_writable(tensor):
+            tensor.data = tensor.data.contiguous()
+    return model
 
 
 @dataclass(frozen=True)
@@ -80,46 +93,36 @@ class Client:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.device = torch.device(setup.device)
-        self.model = setup.model.to(self.device)
-        travelling = setup.layers.views(torch.empty(setup.layers.numel, dtype=setup.layers.dtype))
-        # Integer and non-persistent buffers do not travel; every order finds them as the first one did.
-        self._other_buffers = {n: b.clone() for n, b in self.model.named_buffers() if n not in travelling}
+        self._module = CleanModule(lambda: setup.build().to(self.device), setup.layers)
+        network = as_perceptron(self._module.model, setup.layers, setup.task.loss)
+        by_kernel = setup.device == "cpu" and not setup.objective.differentiable
+        self._network = network if by_kernel else None
+        self._layout_is_known = not self._module.layout_matters
+        self._has_rehearsed = False
         self.kept: dict[int, Kept] = {}
         """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
-        self._stack = StackTrainer(setup) if setup.trainer == "stack" else None
 
     def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
-        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error."""
+        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error.
+
+        A model that would fail every client's order, or be different for each, is nobody's failure: ModelError.
+        """
         try:
             return self.carry_out(order, buffer)
+        except ModelError:
+            raise
         except Exception as error:
             return order.failure(reason(error))
 
     def carry_out(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """The same, for an engine that has its own way to tell of a failure."""
-        with steady(), self._random_scope(order):
-            if order.kind == "train":
-                return self._train(order, buffer)
-            if order.kind == "upload":
-                return self._upload(order)
-            return self._evaluate(order)
-
-    def answer_stack(self, orders: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
-        """Carry out several training orders together; if that fails, one by one, so that only the culprit is lost."""
-        assert self._stack is not None
-        try:
-            with steady(), self._random_scope(orders[0]):
-                assert orders[0].model is not None
-                trained = self._stack.train(orders, orders[0].model)
-                return [
-                    self._reply(order, self._kept_in(buffer, update), loss, stiffness)
-                    for order, buffer, (update, loss, stiffness) in zip(orders, buffers, trained, strict=True)
-                ]
-        except Exception as error:
-            if len(orders) > 1:
-                pairs = zip(orders, buffers, strict=True)
-                return [reply for order, buffer in pairs for reply in self.answer_stack([order], [buffer])]
-            return [orders[0].failure(reason(error))]
+        with steady():
+            if order.kind != "upload":
+                self._rehearse(order)
+            with self._random_scope(order):
+                if order.kind == "train":
+                    return self._train(order, buffer)
+                return self._upload(order) if order.kind == "upload" else self._evaluate(order)
 
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(
@@ -130,11 +133,38 @@ class Client:
 
     def _train(self, order: Order, buffer: Tensor | None) -> Reply:
         assert order.model is not None
-        anchor = order.model.to(self.device)
-        flat = anchor.clone()
         data = self.setup.task.client(order.client)
-        loss, stiffness = train_one(self.setup, self._bound(flat), order, data, anchor)
-        return self._reply(order, self._kept_in(buffer, flat.sub_(anchor)), loss, stiffness)
+        plan = schedule(len(data), order, self.setup.training, self.setup.seed)
+        flat, loss, stiffness = self._trained(order, data, plan)
+        update = self._difference(flat, order.model.to(self.device))
+        return self._reply(order, self._kept_in(buffer, update), loss, stiffness)
+
+    def _trained(self, order: Order, data: Data, plan: Schedule) -> tuple[Tensor, float, Tensor | None]:
+        """The weights after the plan's steps, the mean task loss, and the stiffness in the end."""
+        assert order.model is not None
+        setup, anchor = self.setup, order.model.to(self.device)
+        flat = anchor.clone()
+        if self._network is not None and self._network.takes(data):
+            assert isinstance(data, Samples)
+            with torch.no_grad():
+                steps = PerceptronSteps(setup, self._network, data, plan, flat, order.round)
+                return flat, *train(setup, order, plan, steps, anchor)
+        by_autograd = AutogradSteps(setup, self._module.fresh(anchor), data, plan, order.round)
+        loss, stiffness = train(setup, order, plan, by_autograd, anchor)
+        self._module.read(flat)
+        return flat, loss, stiffness
+
+    def _difference(self, flat: Tensor, anchor: Tensor) -> Tensor:
+        """How far training came, in `flat` itself. A buffer's −∞ that stays (a causal mask) has not moved."""
+        stays = [
+            (rides, flat[rides] == anchor[rides])
+            for layer in self.setup.layers.layers
+            if layer.measured < layer.stop and (rides := slice(layer.measured, layer.stop))
+        ]
+        flat.sub_(anchor)
+        for rides, same in stays:
+            flat[rides].masked_fill_(same, 0)
+        return flat
 
     def _kept_in(self, buffer: Tensor | None, update: Tensor) -> Tensor:
         return update.cpu() if buffer is None else buffer.copy_(update)
@@ -172,13 +202,78 @@ class Client:
         now = (order.round, order.attempt)
         self.kept = {client: kept for client, kept in self.kept.items() if (kept.round, kept.attempt) == now}
 
-    def _bound(self, flat: Tensor) -> nn.Module:
-        """The model with the flat vector as its weights and everything else as at the start."""
-        self.setup.layers.bind(self.model, flat)
-        with torch.no_grad():
-            for name, value in self._other_buffers.items():
-                self.model.get_buffer(name).copy_(value)
-        return self.model
+    # --- before the first order -----------------------------------------------------------------------------------
+
+    def _rehearse(self, order: Order) -> None:
+        """Find out what the forward can take, and whether two steps repeat; later orders need not.
+
+        Data that cannot be read is the client's own failure, and is left to the order itself.
+        """
+        if not self._layout_is_known:
+            self._settle_layout(order)
+        if self._has_rehearsed or order.kind != "train":
+            return
+        data = self.setup.task.client(order.client)
+        if self._network is not None and self._network.takes(data):
+            return
+        plan = schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
+        try:
+            batches = [self._in_scope(order, lambda: data.batch(plan.batch(0))) for _ in range(2)]
+            flats = [self._in_scope(order, lambda: self._trained(order, data, plan)[0]) for _ in range(2)]
+        except ModelError:
+            raise
+        except Exception:
+            return
+        if (problem := self._module.lost()) is not None:
+            raise ModelError(problem)
+        for (place, leaf), (_, again) in zip(*(leaves(batch, "batch") for batch in batches), strict=True):
+            if isinstance(leaf, Tensor | PackedSequence) and not same_bits(leaf.data, again.data):
+                what = f"clients[{order.client}]: {place} of the same samples"
+                self._must_repeat(f"{what} is different the second time (a random generator of the data's own?)")
+        for name, view in self.setup.layers.views(flats[0]).items():
+            if not same_bits(view, self.setup.layers.views(flats[1])[name]):
+                why = "after the same two batches from the same weights (a random generator of its own, or the time?)"
+                self._must_repeat(f"model: {name} is different the second time, {why}")
+        self._has_rehearsed = True
+
+    def _must_repeat(self, problem: str) -> None:
+        if self.device.type == "cpu":
+            raise ModelError(problem)
+        warnings.warn(f"{problem}; kernels of this device may not repeat", stacklevel=2)
+
+    def _settle_layout(self, order: Order) -> None:
+        """Whether the weights of convolutions may lie channels last: the loss of two samples, and its slope, say so."""
+        data = self._data(order)
+        found: list[float | None] = []
+        for channels_last in (True, False):
+            self._module.channels_last = channels_last
+            try:
+                found.append(self._in_scope(order, lambda: self._loss_of_two(order, data)))
+            except ModelError:
+                raise
+            except Exception:
+                found.append(None)
+        fast, plain = found
+        self._layout_is_known = plain is not None
+        self._module.channels_last = plain is None or (fast is not None and _are_near(fast, plain))
+
+    def _loss_of_two(self, order: Order, data: Data) -> float:
+        assert order.model is not None
+        model = self._module.fresh(order.model.to(self.device)).train()
+        inputs, targets = self.setup.to_device(data.batch(np.arange(min(2, len(data)))))
+        loss = self.setup.task.loss(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def _in_scope(self, order: Order, what: Callable[[], Result]) -> Result:
+        with self._random_scope(order):
+            return what()
+
+    def _data(self, order: Order) -> Data:
+        task = self.setup.task
+        if order.kind == "train":
+            return task.client(order.client)
+        return task.server_data(order.dataset) if order.client == rng.SERVER else task.client_held_out(order.client)
 
     # --- upload, evaluate ---------------------------------------------------------------------------------------
 
@@ -196,11 +291,10 @@ class Client:
     def _evaluate(self, order: Order) -> Reply:
         task = self.setup.task
         assert order.model is not None
-        on_server = order.client == rng.SERVER
-        data = task.server_data(order.dataset) if on_server else task.client_held_out(order.client)
+        data = self._data(order)
         given = self.setup.evaluation_batch
         rows = _rows(len(data), *order.part, given or 1)
-        model = self._bound(order.model.to(self.device).clone())
+        model = self._module.fresh(order.model.to(self.device))
         model.eval()
         loss, score = 0.0, 0.0
         whole: list[tuple[Any, Any]] = []
@@ -247,6 +341,11 @@ def _joined(batches: list[Any], metric: str) -> Any:
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
         problem = "needs all samples at once, and outputs or targets of several batches cannot be put together"
         raise DataError(f"metric {metric!r} {problem}: {error}") from error
+
+
+def _are_near(one: float, other: float) -> bool:
+    """Equal up to rounding; two samples may have no loss at all."""
+    return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-4)
 
 
 def reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ FedstrataError
 │   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
 │   ├── DiskFull            no room to write a file: which disk it is
 │   ├── RuleError           a user's rule that answers nonsense
+│   ├── ModelError          a model, or data, that does not repeat, or that no order can find as it was built
 │   ├── ClientAppError      a Flower ClientApp whose answers cannot be used, by anyone and from the beginning
 │   └── MissingExtra        an optional dependency that is not installed
 ├── MessageError            a message that cannot be read; it costs the round one client only
@@ -47,6 +48,10 @@ class DiskFull(UserError):
 
 class RuleError(UserError):
     """A rule whose answer cannot be used."""
+
+
+class ModelError(UserError):
+    """A model that cannot be trained reproducibly; the message names the tensor."""
 
 
 class ClientAppError(UserError):

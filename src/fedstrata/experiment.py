@@ -6,8 +6,10 @@ A recipe is a TOML file. Ours live in `recipes/` and go by their name.
 from __future__ import annotations
 
 import difflib
+import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +27,8 @@ from fedstrata.training import Training
 
 FORMAT = 1
 """Version of the recipe format."""
+
+_log = logging.getLogger("fedstrata")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -87,16 +91,27 @@ class EngineConfig(BaseModel):
     name: Literal["local", "flower"] = Field(
         "local", description="who carries orders to clients: this machine, or Flower, simulated or deployed"
     )
-    trainer: Literal["auto", "client", "stack"] = Field(
-        "auto", description="client: one client at a time; stack: several in one batched computation"
-    )
-    stack_size: int | None = Field(None, ge=1, description="most clients in a stack; by the model's size if not given")
     workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
     timeout: float = Field(
         600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_former_keys(cls, table: Any) -> Any:
+        """Recipes of 0.1 chose a trainer, and all that it wrote say so."""
+        found = [key for key in ("trainer", "stack_size") if isinstance(table, Mapping) and key in table]
+        if found:
+            _say_ignored(", ".join(f"engine.{key}" for key in found))
+        return {key: value for key, value in table.items() if key not in found} if found else table
+
+
+@cache
+def _say_ignored(keys: str) -> None:
+    """Once in a process, however many runs it lists, or cells of a comparison it reads."""
+    _log.warning("%s: ignored; every client is trained on its own, by the same trainer on every engine", keys)
 
 
 class Record(BaseModel):

@@ -173,14 +173,12 @@ class Layers:
                 view.copy_(tensors[name])
         return flat
 
-    def bind(self, model: nn.Module, flat: Tensor) -> None:
-        """Let the model's travelling tensors *be* the flat vector, so that training changes it in place."""
+    @torch.no_grad()
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Copy a flat vector into the travelling tensors of a model."""
+        tensors = _tensors(model)
         for name, view in self.views(flat).items():
-            path, _, attribute = name.rpartition(".")
-            module = model.get_submodule(path)
-            tensor = module._parameters.get(attribute, module._buffers.get(attribute))
-            assert tensor is not None
-            tensor.data = view  # the tensor stays the same object, so whoever shares it sees the change
+            tensors[name].copy_(view)
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each layer's trainable part, float64 [L]."""
@@ -255,10 +253,18 @@ def _travelling(model: nn.Module) -> list[_Travelling]:
                 found.append(_Travelling(path, is_norm, prefix + name, buffer, False))
     if not any(item.trainable for item in found):
         raise RecipeError("model", type(model).__name__, "has no trainable parameter")
-    dtypes = {item.tensor.dtype for item in found}
-    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-        raise RecipeError("model", sorted(map(str, dtypes)), "all travelling tensors need one floating-point dtype")
-    return found
+    first = next(item for item in found if item.trainable)
+    for item in found:
+        dtype = item.tensor.dtype
+        if item.trainable and not (dtype.is_floating_point and dtype == first.tensor.dtype):
+            problem = "trainable parameters need one floating-point dtype; freeze it, or build it as"
+            raise RecipeError("model", item.name, f"is {dtype}: {problem} {_real(first.tensor.dtype)}")
+    # A buffer of another dtype stays at home, like integers: a frozen part may be in half precision.
+    return [item for item in found if item.tensor.dtype == first.tensor.dtype]
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.is_floating_point else torch.float32
 
 
 BATCH_NORM_STATISTICS = ("running_mean", "running_var")

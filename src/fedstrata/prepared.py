@@ -5,40 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.algorithm import Algorithm
 from fedstrata.client import Setup, build_model
 from fedstrata.errors import MissingExtra, RecipeError, printable
 from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
+from fedstrata.modules import same_bits
 from fedstrata.rounds import Engine, Plan, ServerState, initial_state, settle
 from fedstrata.tasks.builtin import PYTHON_TASK, build_task
 from fedstrata.tasks.nodes import NODES, RemoteData
 from fedstrata.tasks.task import ACCURACY, Task
-from fedstrata.trainers.choice import Choice, choose
 
 _log = logging.getLogger("fedstrata")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its task loaded and its model built."""
+    """An experiment with its task loaded and its model understood."""
 
     experiment: Experiment
     task: Task
     algorithm: Algorithm
-    model: nn.Module
+    build: Callable[[], nn.Module]
+    """A new model with the first weights."""
     layers: Layers
-    choice: Choice
+    initial: Tensor
+    """The first weights, as a flat vector."""
     data: Path | None = None
     """Where its data sets were looked for, if not in the usual place."""
 
@@ -57,12 +62,10 @@ class Prepared:
             selection=self.algorithm.selection,
             training=self.experiment.training,
             seed=self.experiment.seed,
-            model=self.model,
+            build=self.build,
             device=self.experiment.engine.device,
             record=self.experiment.record.layers,
             evaluation_batch=self.experiment.evaluation.batch_size,
-            trainer=self.choice.trainer,
-            stack_size=self.choice.stack_size,
         )
 
     @property
@@ -108,7 +111,7 @@ class Prepared:
             field, one_epoch = "training.steps", bool((training.steps <= steps_per_epoch).all())
         if objective.refresh != "epoch" or not one_epoch:
             return
-        start = self.layers.views(self.layers.flatten(self.model), trainable_only=True)
+        start = self.layers.views(self.initial, trainable_only=True)
         if not objective.stiffness(start, start, objective.init(self.layers), self.layers):
             name = type(objective).__name__
             problem = (
@@ -119,7 +122,7 @@ class Prepared:
 
     def first_state(self) -> ServerState:
         """The server before round 1."""
-        return initial_state(self.layers.flatten(self.model), self.algorithm, len(self.task.clients), self.layers)
+        return initial_state(self.initial.clone(), self.algorithm, len(self.task.clients), self.layers)
 
 
 def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
@@ -148,32 +151,51 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
         if int(device.partition(":")[2] or 0) >= devices:
             problem = f"there are {devices}, counted from 0" if devices else "this machine has none that torch can use"
             raise RecipeError("engine.device", device, f"no such CUDA device: {problem}")
-    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
-    if experiment.training.initial_weights is not None:
-        _load_weights(model, experiment.training.initial_weights)
+    build = partial(_build, task, experiment)
+    model = build()
     wanted, holders = experiment.training.clients_per_round, int((task.sizes() > 0).sum())
     if wanted is not None and wanted > len(task.clients):
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
     layers = Layers.of(model, experiment.grouping())
-    on_flower = experiment.engine.name == "flower"
-    choice = choose(
-        "client" if on_flower else experiment.engine.trainer,
-        experiment.engine.stack_size,
-        task=task,
-        model=model,
-        layers=layers,
-        objective=algorithm.objective,
-        device=device,
-    )
-    if on_flower:
-        choice = replace(choice, why="a client of Flower is on its own")
-    return Prepared(experiment, task, algorithm, model, layers, choice, data)
+    _check_again(model, build(), layers)
+    return Prepared(experiment, task, algorithm, build, layers, layers.flatten(model), data)
+
+
+def _build(task: Task, experiment: Experiment) -> nn.Module:
+    """A model as every client has it before its first order."""
+    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
+    if experiment.training.initial_weights is not None:
+        _load_weights(model, experiment.training.initial_weights)
+    return model
+
+
+def _check_again(model: nn.Module, again: nn.Module, layers: Layers) -> None:
+    """Refuse a function that gives the same tensors twice, so that runs share them, or other numbers each time."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            problem = "TorchScript optimises itself while it runs, so that its numbers depend on how often it did"
+            raise RecipeError("task.model", name or type(module).__name__, f"{problem}; build a plain module")
+    tensors, others = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, again))
+    if tensors.keys() != others.keys():
+        name = min(tensors.keys() ^ others.keys())
+        raise RecipeError("task.model", name, "the function that builds the model gives it only sometimes")
+    for name, tensor in tensors.items():
+        if name in layers.entries and tensor.data_ptr() == others[name].data_ptr() and tensor.numel():
+            problem = "the function gives the same tensor each time it is called, so runs would go on from each other"
+            raise RecipeError("task.model", name, f"{problem}; build the model in it, or copy.deepcopy it")
+        if not same_bits(tensor, others[name]):
+            problem = "the function gives other numbers the second time with the same seed (a generator of its own?)"
+            raise RecipeError("task.model", name, problem)
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     try:
-        model.load_state_dict(load_file(path))
+        missing, unknown = model.load_state_dict(load_file(path), strict=False)
+        missing = [name for name in missing if not name.endswith(EXTRA_STATE)]  # which is no tensor, so in no such file
+        if missing or unknown:
+            found = f"{', '.join(missing)} missing" if missing else f"{', '.join(unknown)} unknown"
+            raise RecipeError("training.initial_weights", str(path), f"does not fit the model: {found}")
     except (OSError, SafetensorError) as error:
         raise RecipeError("training.initial_weights", str(path), f"cannot be read: {error}") from None
     except RuntimeError as error:

@@ -1,6 +1,6 @@
 """A run directory: everything about a run, for live tables, reports and resume (docs/run-directory.md).
 
-    run.json                 format, the run's id, the recipe's digest, versions, layers, what was resolved, the data
+    run.json                 format, the run's id, the recipe's digest, arithmetic, versions, layers, the data, …
     recipe.toml              the exact recipe
     history.jsonl            one line per round, written when the round is whole
     layers/000001.safetensors    the round's figures per client and layer
@@ -23,6 +23,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 
+from fedstrata.arithmetic import ARITHMETIC
 from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
@@ -45,8 +47,13 @@ _NAMELESS = 1
 
 _KEPT_CHECKPOINTS = 2
 
+Versions = dict[str, str]
 
-def versions() -> dict[str, str]:
+_DECIDE_BITS = ("torch", "numpy", "cpu", "processor")
+"""The versions with which the last bits of a result may change."""
+
+
+def versions() -> Versions:
     """What the run's figures may depend on."""
     from fedstrata import __version__
 
@@ -68,6 +75,17 @@ def processor() -> str:
     except OSError:
         return "unknown"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _differences(before: Versions, after: Versions) -> list[str]:
+    """What bits may depend on, where it is another: "torch 2.12.0 → 2.13.0"."""
+    pairs = [(name, before.get(name, "unknown"), after.get(name, "unknown")) for name in _DECIDE_BITS]
+    return [f"{name} {old} → {new}" for name, old, new in pairs if old != new]
+
+
+def _is_environment(entry: Any) -> bool:
+    found = entry.get("versions") if isinstance(entry, dict) and type(entry.get("round")) is int else None
+    return isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
 
 
 def weights_digest(model: torch.Tensor) -> str:
@@ -93,7 +111,20 @@ class RunDirectory:
         self.id: str | None = self.info.get("id")
         if (self.id is None) != (self.info["format"] == _NAMELESS):
             raise RunDirectoryError(f"{self.path}/run.json is damaged: id = {self.id!r}")
+        self.arithmetic: int = self.info.get("arithmetic", 1)
+        if type(self.arithmetic) is not int or self.arithmetic < 1:
+            raise RunDirectoryError(f"{self.path}/run.json is damaged: arithmetic = {self.arithmetic!r}")
+        self._read_environments()
         self.experiment = self._read_recipe()
+
+    def _read_environments(self) -> None:
+        first = {"round": 1, "versions": self.info.get("versions", {})}
+        later = self.info.get("later", [])
+        for entry in [first, *(later if isinstance(later, list) else [later])]:
+            if not _is_environment(entry):
+                raise RunDirectoryError(f"{self.path}/run.json is damaged: {entry!r} is no round and its versions")
+        self.environments: list[tuple[int, Versions]] = [(one["round"], one["versions"]) for one in [first, *later]]
+        """The versions it was computed with, each with the first round that was."""
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, info: Mapping[str, Any], state: ServerState) -> RunDirectory:
@@ -109,8 +140,8 @@ class RunDirectory:
             for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
                 folder.mkdir()
             files, recipe, run = Folder(fresh), experiment.to_toml().encode(), secrets.token_hex(8)
-            about = {"format": FORMAT, "id": run, "recipe_sha256": _sha256(recipe), "versions": versions(), **info}
-            files.write("run.json", _json(about))
+            about = {"format": FORMAT, "id": run, "recipe_sha256": _sha256(recipe), "arithmetic": ARITHMETIC}
+            files.write("run.json", _json(about | {"versions": versions(), **info}))
             files.write("recipe.toml", recipe)
             files.write("history.jsonl", b"")
             _write_checkpoint(files, state, run)
@@ -130,11 +161,50 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} was edited after the run began; put it back, or begin a new run with it")
         return Experiment.read(table)  # someone else may have written it
 
-    def require_resumable(self) -> None:
-        """Refuse to go on with a run whose files do not say that they belong together."""
+    def require_resumable(self, strict: bool = False) -> None:
+        """Refuse to go on where files do not say that they belong together, or where bits would not.
+
+        Another torch, NumPy or CPU is refused only if that is asked for.
+        """
+        problem = ""
         if self.id is None:
             problem = f"has format {_NAMELESS}, of which no file says what run it is of"
+        elif self.arithmetic != ARITHMETIC:
+            theirs = f"{self.arithmetic} (fedstrata {self.environments[0][1].get('fedstrata', '0.1')})"
+            problem = f"was computed with arithmetic {theirs} and this version has {ARITHMETIC}, with other bits"
+        if problem:
             raise RunDirectoryError(f"{self.path} {problem}: it can be shown and not resumed; begin a new run")
+        changes = _differences(self._environments_until(self._done())[-1][1], versions()) if strict else []
+        if changes:
+            what = ", ".join(changes)
+            raise RunDirectoryError(f"{self.path} would go on with {what}: bits may differ; not resumed (strict)")
+
+    def note_environment(self) -> list[str]:
+        """Write down with what the next rounds are computed; returns what of it is not as it was in the last one."""
+        self.info = self._files.read_versioned("run.json", (FORMAT,))  # another process may have gone on meanwhile
+        self._read_environments()
+        now, done = versions(), self._done()
+        environments = self._environments_until(done)
+        changes = _differences(environments[-1][1], now)
+        if changes:
+            environments.append((done + 1, now))
+        if environments != self.environments:
+            self.environments = environments
+            self.info["later"] = [{"round": first, "versions": found} for first, found in environments[1:]]
+            self._files.write("run.json", _json(self.info))
+        return changes
+
+    def changes(self, done: int) -> list[tuple[int, list[str]]]:
+        """From which of the rounds that are done there was another torch, NumPy or CPU, and what was another."""
+        known = pairwise(self._environments_until(done))
+        return [(later[0], _differences(before[1], later[1])) for before, later in known]
+
+    def _environments_until(self, done: int) -> list[tuple[int, Versions]]:
+        """Those that computed something that is kept; the first one computed the initial weights at least."""
+        return [self.environments[0], *(later for later in self.environments[1:] if later[0] <= done)]
+
+    def _done(self) -> int:
+        return max(self._rounds("checkpoints"), default=0)
 
     def rewrite_recipe(self, experiment: Experiment) -> None:
         """Store a changed recipe (a run that is extended). Killed in between, it is the one before."""

@@ -11,14 +11,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata import experiment as experiments
 from fedstrata.algorithm import Algorithm
@@ -34,7 +32,6 @@ from fedstrata.storage import write_whole
 from fedstrata.tasks.builtin import PYTHON_TASK
 from fedstrata.tasks.nodes import RemoteData
 from fedstrata.tasks.task import MOST_COUNTED, Metric, Task
-from fedstrata.trainers.choice import Choice
 
 CHANGEABLE_ON_RESUME = (
     "training.rounds",
@@ -94,18 +91,20 @@ class Run:
                 return cls(path)
 
     def prepare(self, **sources: Any) -> Prepared:
-        """Load what the run needs to go on, with the trainer it began with."""
-        resolved = self.directory.info["resolved"]
-        choice = Choice(resolved["trainer"], resolved["stack_size"], resolved["why"])
-        return replace(prepare(self.experiment, **sources), choice=choice)
+        """Load what the run needs to go on."""
+        self.directory.require_resumable()
+        return prepare(self.experiment, **sources)
 
-    def rounds(self, prepared: Prepared | None = None, engine: Engine | None = None, **sources: Any) -> Iterator[Line]:
+    def rounds(
+        self, prepared: Prepared | None = None, engine: Engine | None = None, *, strict: bool = False, **sources: Any
+    ) -> Iterator[Line]:
         """Run what is left of the experiment and yield each round's history line when it is stored.
 
         An `engine` that is given already runs; otherwise the experiment's own is started, and stopped at the end.
+        Going on with another torch, NumPy or CPU is said and recorded; if `strict`, it is refused.
         """
         directory = self.directory
-        directory.require_resumable()
+        directory.require_resumable(strict)
         with ExitStack() as stack:
             stack.enter_context(directory.locked())
             if prepared is None:
@@ -115,6 +114,9 @@ class Run:
             past = directory.history()
             if self._is_over(past, whole.round):
                 return
+            if changes := directory.note_environment():
+                what = f"{self.path} goes on with {', '.join(changes)}: from round {whole.round + 1} on bits may differ"
+                _log.warning("%s", printable(what))
             upload = past[-1]["upload_total"] if past else 0
             after, stored = whole, whole.round  # the newest state, and the last checkpoint
             engine = stack.enter_context(prepared.engine() if engine is None else nullcontext(engine))
@@ -248,8 +250,11 @@ class Run:
         if task is None:
             self.announce_imports()
         prepared = prepare(self.experiment, task, data)
-        prepared.layers.bind(prepared.model, self.directory.latest(prepared.layers).model)
-        return prepared.model.eval()
+        model = prepared.build()
+        prepared.layers.load(model, self.directory.latest(prepared.layers).model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.contiguous()  # as files and `view` want it
+        return model.eval()
 
     def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
         """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
@@ -258,7 +263,7 @@ class Run:
             raise RunDirectoryError(f"{target} exists; it is not overwritten")
         target.parent.mkdir(parents=True, exist_ok=True)
         state = self.model(task=task, data=data).state_dict()
-        tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
+        tensors = {name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, Tensor)}
         metadata = {"experiment": self.experiment.name, "algorithm": self.experiment.label}
         write_whole(target, save(tensors, metadata))
 
@@ -300,20 +305,24 @@ def resume(
     settings: Iterable[str] | Mapping[str, Any] = (),
     task: Task | None = None,
     data: str | Path | None = None,
+    strict: bool = False,
     on_round: Callable[[Line], None] | None = None,
 ) -> Run:
-    """Continue a run that was stopped, or extend a finished one: `resume(path, settings={"training.rounds": 100})`."""
-    old = reopen(path, settings)
-    for line in old.rounds(task=task, data=Path(data) if data is not None else None):
+    """Continue a run that was stopped, or extend a finished one: `resume(path, settings={"training.rounds": 100})`.
+
+    With another torch, NumPy or CPU than before, the log says so and `run.json` records it; if `strict`, it is refused.
+    """
+    old = reopen(path, settings, strict)
+    for line in old.rounds(strict=strict, task=task, data=Path(data) if data is not None else None):
         if on_round is not None:
             on_round(line)
     return old
 
 
-def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = ()) -> Run:
+def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), strict: bool = False) -> Run:
     """Open a run for continuing it, with the few settings that may change. The log says what it will import."""
     old = Run(path)
-    old.directory.require_resumable()
+    old.directory.require_resumable(strict)
     old.announce_imports()
     changes = _as_mapping(settings)
     if not changes:
@@ -358,7 +367,7 @@ def _describe(prepared: Prepared) -> dict[str, Any]:
         del notes["table"]
     return {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "resolved": {**asdict(prepared.choice), "threads": 1, "dtype": prepared.experiment.engine.dtype},
+        "resolved": {"threads": 1, "dtype": prepared.experiment.engine.dtype},
         "metric": {"name": task.metric.name, "direction": task.metric.direction},
         "clients": len(task.clients),
         "layers": [

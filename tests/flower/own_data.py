@@ -61,4 +61,4 @@ def run_locally(samples: list[tuple[np.ndarray, np.ndarray]], out: Path, **chang
         loss=cross_entropy,
     )
     table = {key: value for key, value in RECIPE.items() if key != "task"} | changes
-    return fedstrata.run(table, task=task, settings={"engine.trainer": "client"}, out=out)
+    return fedstrata.run(table, task=task, out=out)

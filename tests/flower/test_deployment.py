@@ -58,7 +58,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def local(out: Path, algorithm: str) -> Path:
     """The same on the local engine."""
-    settings = {"engine.trainer": "client", "task.partition.clients": NODES}
+    settings = {"task.partition.clients": NODES}
     table = conftest.TINY | {"evaluation": {"on": ["test", "clients"], "every": 3}}
     return fedstrata.run(table, algorithm=algorithm, settings=settings, out=out).path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.engines.flower.server import RemoteData, serve
 from fedstrata.engines.local import LocalEngine
-from fedstrata.errors import DataError, FedstrataError, RecipeError, RoundFailed
+from fedstrata.errors import DataError, FedstrataError, RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import load
 from fedstrata.layers import Layers
 from fedstrata.messages import Order, Reply
@@ -92,15 +93,8 @@ def test_every_algorithm_ends_in_the_local_engines_run(
         }
     )
     on_flower(FakeGrid(path, CLIENTS), tmp_path / "flower")
-    fedstrata.run(path, settings={"engine.trainer": "client"}, out=tmp_path / "local")
+    fedstrata.run(path, out=tmp_path / "local")
     same_run(tmp_path / "flower", tmp_path / "local", recipe=False)
-
-
-def test_the_resolved_trainer_is_recorded(recipe: Recipe, tmp_path: Path) -> None:
-    on_flower(FakeGrid(recipe({"engine.trainer": "stack"}), CLIENTS), tmp_path / "run")
-    resolved = Run(tmp_path / "run").directory.info["resolved"]
-    assert (resolved["trainer"], resolved["stack_size"]) == ("client", 1)
-    assert "Flower" in resolved["why"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedldf", "fedadp", "adaptive_mu"])
@@ -115,6 +109,34 @@ def test_a_server_that_died_goes_on_from_its_checkpoint(
     dies.close()
     assert [line["round"] for line in on_flower(FakeGrid(path, CLIENTS), tmp_path / "parts")] == [3, 4]
     same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_server_that_goes_on_with_another_torch_says_so(
+    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, out = recipe(), tmp_path / "run"
+    dies = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
+    next(dies)
+    dies.close()
+    about = json.loads((out / "run.json").read_text())
+    about["versions"]["torch"] = "2.0.0"
+    (out / "run.json").write_text(json.dumps(about))
+    on_flower(FakeGrid(path, CLIENTS), out)
+    said = f"{out} goes on with torch 2.0.0 → {torch.__version__}: from round 2 on bits may differ"
+    assert said in caplog.messages
+    assert [entry["round"] for entry in json.loads((out / "run.json").read_text())["later"]] == [2]
+
+
+def test_a_server_does_not_go_on_with_another_arithmetic(recipe: Recipe, tmp_path: Path) -> None:
+    """And says so before it waits for nodes, of which there are none."""
+    path, out = recipe(), tmp_path / "run"
+    dies = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
+    next(dies)
+    dies.close()
+    about = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(about | {"arithmetic": 1}))
+    with pytest.raises(RunDirectoryError, match=r"computed with arithmetic 1 .* begin a new run"):
+        on_flower(FakeGrid(path, 0), out)
 
 
 def test_upload_bytes_are_the_ledgers_and_little_more(recipe: Recipe, tmp_path: Path) -> None:

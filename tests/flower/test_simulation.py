@@ -31,10 +31,9 @@ Same = Callable[..., None]
 def on_both(path: Path, out: Path, algorithm: str | None = None, **settings: Any) -> tuple[Run, Run]:
     """The same recipe in a simulation and on the local engine."""
     flower = {**settings, "engine.name": "flower", "engine.workers": 2}
-    local = {**settings, "engine.trainer": "client"}
     return (
         fedstrata.run(path, algorithm=algorithm, settings=flower, out=out / "flower"),
-        fedstrata.run(path, algorithm=algorithm, settings=local, out=out / "local"),
+        fedstrata.run(path, algorithm=algorithm, settings=settings, out=out / "local"),
     )
 
 
@@ -104,15 +103,14 @@ def test_a_process_that_is_killed_goes_on_and_ends_the_same(
 ) -> None:
     """FedLDF, killed when two rounds are stored, against a local run that was never stopped."""
     path, out = recipe({"training.rounds": 60}), tmp_path / "flower"
-    common = ["--algorithm", "fedldf:n=2", "--set", "engine.trainer=client"]
-    process = spawn("run", path, *common, "--engine", "flower", "--out", out)
+    process = spawn("run", path, "--algorithm", "fedldf:n=2", "--engine", "flower", "--out", out)
     wait_until(lambda: (out / "history.jsonl").exists() and len(Run(out).history()) >= 2, process)
     process.send_signal(how)
     process.communicate(timeout=60)
     assert process.returncode == (-how if how == signal.SIGKILL else 130)
     assert 2 <= len(Run(out).history()) < 60
     fedstrata.resume(out)
-    local = fedstrata.run(path, algorithm="fedldf:n=2", settings={"engine.trainer": "client"}, out=tmp_path / "local")
+    local = fedstrata.run(path, algorithm="fedldf:n=2", out=tmp_path / "local")
     same_run(out, local.path, recipe=False)
 
 

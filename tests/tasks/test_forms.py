@@ -339,7 +339,7 @@ def test_a_whole_metric_of_nests_sees_all_samples_at_once(batch: int) -> None:
     found = Client(setup.setup).answer(order)
     assert found.error is None
     with torch.no_grad():
-        outputs = setup.model(data[0])
+        outputs = setup.build()(data[0])
     assert found.metrics["each"] == pytest.approx(one_of_each(outputs, data[1]), rel=1e-6)
 
 

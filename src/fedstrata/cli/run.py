@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,7 +15,6 @@ from fedstrata.errors import DiskFull, FedstrataError, UserError
 from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
-    from fedstrata.prepared import Prepared
     from fedstrata.runs import Run
 
 
@@ -33,6 +32,9 @@ def run_command(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Continue a run that was stopped, or extend one.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With --resume: refuse another torch, NumPy or CPU than before.")
+    ] = False,
 ) -> None:
     """Train, and keep everything that happened in a run directory.
 
@@ -50,7 +52,8 @@ def run_command(
 
     fedstrata run --resume runs/... --set training.rounds=100
 
-    Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result.
+    Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result. With another
+    torch, NumPy or CPU the last bits may differ: this is said and recorded, and with --strict refused.
     """
     from fedstrata.experiment import load
     from fedstrata.runs import Run, reopen
@@ -68,27 +71,26 @@ def run_command(
         ):
             if value is not None:
                 raise UserError(f"{name} = {str(value)!r}: does not go with --resume, which keeps the run's own recipe")
-        old = reopen(resume, changes)
-        follow(console, old, None, data)
+        old = reopen(resume, changes, strict)
+        follow(console, old, strict=strict, data=data)
         return
+    if strict:
+        raise UserError("--strict: goes with --resume only")
     if recipe is None:
         raise UserError("RECIPE is missing: a .toml file or a name from `fedstrata list`, or --resume DIR")
     experiment = load(recipe, algorithm=algorithm, settings=changes, seed=seed)
     new, prepared = Run.create(experiment, out, data=data)
-    follow(console, new, prepared, data)
+    follow(console, new, prepared=prepared)
 
 
-def follow(console: Console, run: Run, prepared: Prepared | None, data: Path | None) -> None:
+def follow(console: Console, run: Run, **options: Any) -> None:
     """Run what is left, with a live table, and say at the end what came out and where it is."""
     experiment = run.experiment
     title = f"{experiment.name}: {experiment.label}, seed {experiment.seed}"
     table = LiveTable(console, title, run.metric.name, experiment.evaluation.on[0], experiment.training.rounds)
-    resolved = run.directory.info["resolved"]
-    if experiment.engine.trainer == "stack" and resolved["trainer"] != "stack":
-        console.print(f"trainer: one client at a time; {resolved['why']}")
     try:
         with table:
-            for line in run.rounds(prepared) if prepared is not None else run.rounds(data=data):
+            for line in run.rounds(**options):
                 table.add(line)
     except KeyboardInterrupt:
         history = run.history()

@@ -13,7 +13,7 @@ from fedstrata.cli.options import Data, Seed, Settings
 from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import partition_table
 from fedstrata.cli.terminal import Console, say
-from fedstrata.errors import FedstrataError, UserError
+from fedstrata.errors import FedstrataError, RunDirectoryError, UserError
 from fedstrata.wording import figure, size
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def show_command(directory: RunDir) -> None:
         return
     console.print(summary_table(run))
     if not run.finished():
-        console.print(f"not finished; go on with: fedstrata run --resume {run.path}", soft_wrap=True)
+        console.print(f"not finished; {_how_to_go_on(run)}", soft_wrap=True)
+    for first, changes in run.directory.changes(done=history[-1]["round"]):
+        console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
     console.print(_layer_table(run, history))
     for field, title in (("lost", "lost replies"), ("unmeasured", "evaluations that failed")):
         lost = [(line["round"], entry) for line in history for entry in line.get(field, ())]
@@ -56,6 +58,14 @@ def show_command(directory: RunDir) -> None:
         console.print(partition_table(data["table"], data.get("class_names", ()), rows=12))
     if "source" in data:
         console.print(f"data: {data.get('dataset', 'its own')} ({data['source']})")
+
+
+def _how_to_go_on(run: Run) -> str:
+    try:
+        run.directory.require_resumable()
+    except RunDirectoryError as error:
+        return str(error)
+    return f"go on with: fedstrata run --resume {run.path}"
 
 
 def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:

@@ -1,7 +1,8 @@
 """The local engine: every client in this process, or in forked worker processes with one thread each.
 
-Workers only change who computes an order, never its result. They are forked after the data is loaded, so that it is
-shared, not copied; models and updates pass through memory mapped before the fork, everything else through pipes.
+Workers only change who computes an order, never its result; nor does one that is killed. They are forked after the data
+is loaded, so that it is shared, not copied; models and updates pass through memory mapped before the fork, everything
+else through pipes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.arithmetic import cores
-from fedstrata.client import Client, Setup
+from fedstrata.client import Client, Kept, Setup
+from fedstrata.errors import ModelError
 from fedstrata.messages import Order, Reply
 from fedstrata.processes import held_back, leave_to_parent
 
@@ -45,19 +47,16 @@ class LocalEngine:
     def __init__(self, setup: Setup, workers: int | None = None) -> None:
         self._setup = setup
         self.sizes = setup.task.sizes()
-        slots = setup.training.cohort_size(int((self.sizes > 0).sum()))
-        self.workers = max(1, min(workers or available_workers(setup.device), max(slots, 2)))
-        if setup.device != "cpu":
-            self.workers = 1
-        self._slots = slots
+        self._slots = setup.training.cohort_size(int((self.sizes > 0).sum()))
+        wanted = workers if workers and setup.device == "cpu" else available_workers(setup.device)
+        self.workers = min(wanted, max(self._slots, 2))
         self._crew: _Crew | None = None
         self._client: Client | None = None
 
     def __enter__(self) -> LocalEngine:
+        self._client = Client(self._setup)
         if self.workers > 1:
-            self._crew = _Crew(self._setup, self.workers, self._slots, self.sizes)
-        else:
-            self._client = Client(self._setup)
+            self._crew = _Crew(self._client, self.workers, self._slots, self.sizes)
         return self
 
     def __exit__(
@@ -69,41 +68,12 @@ class LocalEngine:
 
     def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Answer every order."""
-        if self._crew is not None:
-            yield from self._crew.exchange(orders)
-        elif self._client is not None:
-            for unit in units_of_work(orders, self.sizes, self._setup):
-                yield from _answer(self._client, unit, [None] * len(unit))
-        else:
+        if self._client is None:
             raise RuntimeError("LocalEngine is used outside its `with` block")
-
-
-def units_of_work(orders: Sequence[Order], sizes: np.ndarray, setup: Setup) -> list[list[Order]]:
-    """What one worker does at a time: an order, or a stack of them. It depends on the orders, not on the workers."""
-    if not orders or orders[0].kind != "train":
-        return [[order] for order in orders]
-    longest_first = sorted(orders, key=lambda order: -int(sizes[order.client]) * order.work)
-    if setup.trainer == "client":
-        return [[order] for order in longest_first]
-    # Stacks of clients with alike numbers of samples, who finish together, and of alike work, to share out evenly.
-    work = np.array([int(sizes[order.client]) * order.work for order in longest_first], dtype=np.float64)
-    stacks = STACKS_TO_SHARE * -(-len(orders) // setup.stack_size)
-    which = ((work.cumsum() - work / 2) * stacks // work.sum()).astype(np.int64)
-    units: list[list[Order]] = [[] for _ in range(stacks)]
-    for order, at in zip(longest_first, which, strict=True):
-        units[at].append(order)
-    size = setup.stack_size
-    return [unit[first : first + size] for unit in units for first in range(0, len(unit), size)]
-
-
-STACKS_TO_SHARE = 2
-"""How many times more stacks than the clients would fill: more of them leave no worker idle, fewer cost less."""
-
-
-def _answer(client: Client, unit: Sequence[Order], buffers: Sequence[Tensor | None]) -> list[Reply]:
-    if unit[0].kind == "train" and client.setup.trainer == "stack":
-        return client.answer_stack(unit, buffers)
-    return [client.answer(order, buffer) for order, buffer in zip(unit, buffers, strict=True)]
+        if self._crew is None or not orders or orders[0].kind == "upload":  # what was kept lies in our own memory
+            yield from map(self._client.answer, orders)
+        else:
+            yield from self._crew.exchange(orders)
 
 
 def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -115,9 +85,9 @@ def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 class _Post:
     """What passes through pipes: tensors in shared memory by name, the small others as arrays."""
 
-    def __init__(self, model: Tensor, updates: Tensor) -> None:
-        self._shared = [*updates, model]
-        self._names = {tensor.data_ptr(): name for name, tensor in enumerate(self._shared)}
+    def __init__(self, shared: list[Tensor]) -> None:
+        self._shared = shared
+        self._names = {tensor.data_ptr(): name for name, tensor in enumerate(shared)}
 
     def pack(self, message: Any) -> bytes:
         """As bytes."""
@@ -153,31 +123,40 @@ class _Unpacker(pickle.Unpickler):
 
 
 @dataclass
+class _Job:
+    """An order, memory for its update, and, for each worker that died of it, whether that one had begun with it."""
+
+    order: Order
+    row: Tensor | None = None
+    deaths: list[bool] = field(default_factory=list)
+
+
+@dataclass
 class _Worker:
     process: Any
     pipe: Connection
-    job: list[Order] | None = None
+    job: _Job | None = None
 
 
 class _Crew:
     """The worker processes and the memory they share with us: one model, and a row for each update."""
 
-    def __init__(self, setup: Setup, workers: int, slots: int, sizes: np.ndarray) -> None:
-        self._setup, self._sizes = setup, sizes
-        self._model = _shared(1, setup.layers.numel, setup.layers.dtype)[0]
-        self._updates = _shared(slots, setup.layers.numel, setup.layers.dtype)
-        self._post = _Post(self._model, self._updates)
-        self._slot: dict[int, int] = {}  # client -> its row
-        self._home: dict[int, int] = {}  # client -> the worker that keeps its update
+    def __init__(self, client: Client, workers: int, slots: int, sizes: np.ndarray) -> None:
+        layers = client.setup.layers
+        self._client, self._sizes = client, sizes
+        self._model = _shared(1, layers.numel, layers.dtype)[0]
+        self._rows = list(_shared(slots, layers.numel, layers.dtype))
+        self._begun = mmap.mmap(-1, workers)
+        self._post = _Post([self._model, *self._rows])
         self._team: list[_Worker] = []
-        for _ in range(workers):
-            self._team.append(self._hire())
+        for at in range(workers):
+            self._team.append(self._hire(at))
 
-    def _hire(self) -> _Worker:
+    def _hire(self, at: int) -> _Worker:
         ours, theirs = mp.Pipe()
         inherited = [worker.pipe for worker in self._team] + [ours]
         process = mp.get_context("fork").Process(
-            target=_work, args=(self._setup, self._model, self._updates, theirs, inherited), daemon=True
+            target=_work, args=(self._client, self._post, self._begun, at, theirs, inherited), daemon=True
         )
         with held_back():  # until it can answer in its own way
             process.start()
@@ -185,64 +164,60 @@ class _Crew:
         return _Worker(process, ours)
 
     def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        if not orders:
-            return
-        if orders[0].model is not None:
-            self._model.copy_(orders[0].model)
-            orders = [replace(order, model=self._model) for order in orders]
+        """Every order's reply. A worker that dies changes none: its order is given out once more, whole."""
+        assert orders[0].model is not None
+        self._model.copy_(orders[0].model)
+        jobs = deque(_Job(replace(order, model=self._model)) for order in orders)
         if orders[0].kind == "train":
-            self._slot = {order.client: slot for slot, order in enumerate(orders)}
-            self._home = {}
-        queues = self._assign(units_of_work(orders, self._sizes, self._setup))
-        self._next(range(len(self._team)), queues)
-        while busy := {w.pipe: at for at, w in enumerate(self._team) if w.job is not None}:
+            self._client.kept.clear()
+            for slot, job in enumerate(jobs):
+                job.row = self._rows[slot]
+            jobs = deque(sorted(jobs, key=lambda job: -int(self._sizes[job.order.client]) * job.order.work))
+        self._give(range(len(self._team)), jobs)
+        while busy := {worker.pipe: at for at, worker in enumerate(self._team) if worker.job is not None}:
             for pipe in wait(list(busy)):
                 at = busy[pipe]  # type: ignore[index]
-                unit = self._team[at].job or []
-                replies = self._receive(at)
-                if isinstance(replies, str) and len(unit) > 1:  # one of a stack took the worker down: find out which
-                    queues[None].extend([order] for order in unit)
-                    replies = []
-                elif isinstance(replies, str):
-                    replies = [unit[0].failure(replies)]
-                self._next([at], queues)  # it goes on while we look at what it did
-                yield from replies
+                reply = self._receive(at, jobs)
+                self._give([at], jobs)  # it goes on while we look at what it did
+                if reply is not None:
+                    yield reply
 
-    def _assign(self, units: list[list[Order]]) -> dict[int | None, deque[list[Order]]]:
-        """A queue per worker for those who must answer themselves (they keep the update), one for all the rest."""
-        queues: dict[int | None, deque[list[Order]]] = {at: deque() for at in range(len(self._team))}
-        queues[None] = deque()
-        for unit in units:
-            queues[self._home.get(unit[0].client) if unit[0].kind == "upload" else None].append(unit)
-        return queues
-
-    def _next(self, which: Iterable[int], queues: dict[int | None, deque[list[Order]]]) -> None:
-        """Give some workers their next unit. They may take our place at once, so all is packed before any is sent."""
+    def _give(self, which: Iterable[int], jobs: deque[_Job]) -> None:
+        """Give some workers their next order. They may take our place at once, so all is packed before any is sent."""
         ready: list[tuple[_Worker, bytes]] = []
-        for at in which:
-            queue, worker = queues[at] or queues[None], self._team[at]
-            if not queue:
-                continue
-            unit = worker.job = queue.popleft()
-            if unit[0].kind == "train":
-                self._home |= dict.fromkeys((order.client for order in unit), at)
-            ready.append((worker, self._post.pack((unit, [self._slot.get(order.client) for order in unit]))))
+        for at, _ in zip(which, range(len(jobs)), strict=False):
+            worker = self._team[at]
+            worker.job = jobs.popleft()
+            self._begun[at] = False
+            ready.append((worker, self._post.pack((worker.job.order, worker.job.row))))
         for worker, message in ready:
             with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
                 worker.pipe.send_bytes(message)
 
-    def _receive(self, at: int) -> list[Reply] | str:
-        """What a worker answers; or how it died, in which case there is a new one in its place."""
+    def _receive(self, at: int, jobs: deque[_Job]) -> Reply | None:
+        """What a worker answers. If it died, there is a new one in its place, and its order waits for another turn."""
         worker = self._team[at]
-        worker.job = None
+        job, worker.job = worker.job, None
+        assert job is not None
+        order = job.order
         try:
-            replies: list[Reply] = self._post.unpack(worker.pipe.recv_bytes())
+            message = worker.pipe.recv_bytes()
         except (EOFError, OSError):
-            worker.process.join()
             worker.pipe.close()
-            self._team[at] = self._hire()
-            return f"worker process died with exit code {worker.process.exitcode}"
-        return replies
+            worker.process.join()
+            job.deaths.append(bool(self._begun[at]))
+            self._team[at] = self._hire(at)
+            if sum(job.deaths) < _TURNS and len(job.deaths) < _STARTS:
+                jobs.append(job)  # the last, when it may have the machine to itself
+                return None
+            code, times = worker.process.exitcode, len(job.deaths)
+            return order.failure(f"worker process died {times} times, the last time with exit code {code}")
+        reply: Reply | ModelError = self._post.unpack(message)
+        if isinstance(reply, ModelError):
+            raise reply
+        if job.row is not None and order.answer == "scores" and reply.error is None:
+            self._client.kept[order.client] = Kept(order.round, order.attempt, reply.size, job.row)
+        return reply
 
     def stop(self) -> None:
         for worker in self._team:
@@ -252,7 +227,15 @@ class _Crew:
             worker.process.join()
 
 
-def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inherited: list[Connection]) -> None:
+_TURNS = 2
+"""So many workers must die after they have begun with an order, for it to be the fault of its client."""
+_STARTS = 10
+"""So many at all: there may be a machine on which no process lives long enough to begin."""
+
+
+def _work(
+    client: Client, post: _Post, begun: mmap.mmap, at: int, pipe: Connection, inherited: list[Connection]
+) -> None:
     """A worker's life: answer orders until the pipe closes."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     leave_to_parent(signal.SIGINT, signal.SIGHUP)
@@ -260,12 +243,16 @@ def _work(setup: Setup, model: Tensor, updates: Tensor, pipe: Connection, inheri
         other.close()
     torch.set_num_threads(1)
     keep_memory()
-    client, post = Client(setup), _Post(model, updates)
     with suppress(EOFError, OSError):
         while True:
-            orders, slots = post.unpack(pipe.recv_bytes())
-            buffers = [None if slot is None else updates[slot] for slot in slots]
-            pipe.send_bytes(post.pack(_answer(client, orders, buffers)))
+            order, row = post.unpack(pipe.recv_bytes())
+            begun[at] = True
+            reply: Reply | ModelError
+            try:
+                reply = client.answer(order, row)
+            except ModelError as error:
+                reply = error
+            pipe.send_bytes(post.pack(reply))
     os._exit(0)
 
 

@@ -2,11 +2,13 @@
 
     results/<study>/<cell>.json
     { "format", "study", "cell",
-      "arms": { arm: { "recipe": hash, "settings": {…}, "runs": { seed: { "made", "weights_sha256", "series" } } } } }
+      "arms": { arm: { "recipe": hash, "settings": {…},
+                       "runs": { seed: { "made", "arithmetic", "data", "weights_sha256", "series" } } } } }
 
-A run belongs to a recipe by its hash. Runs of another recipe than the study's present one are not shown. A run that
-another study has stored, of the same recipe and seed, is read there and not stored twice. A number that is infinite,
-or none at all, is the word "inf"; null is a round without evaluation.
+A run belongs to a recipe by its hash. Runs of another recipe than the study's present one are not shown, nor are those
+whose bits a later arithmetic has changed (a run that does not say its own has the first). A run that another study has
+stored, of the same recipe and seed, is read there and not stored twice. A number that is infinite, or none at all, is
+the word "inf"; null is a round without evaluation.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 from fedstrata.errors import RunDirectoryError, UserError
 from fedstrata.experiment import Experiment
 from fedstrata.reproductions.measures import Series, cumulative_upload, measure
+from fedstrata.reproductions.outdated import is_outdated
 from fedstrata.reproductions.study import Study, StudyRun, recipe_hash
 from fedstrata.rundir import versions
 from fedstrata.runs import Run
@@ -31,11 +34,14 @@ from fedstrata.storage import WHILE_WRITING, Folder, locked, write_whole
 
 FORMAT = 1
 
+_MACHINE = ("fedstrata", "torch", "cpu", "processor")
+
 
 def machine(run: Run | None = None) -> dict[str, str]:
     """What the last bits of a run's result depend on; or of those made here and now."""
-    known = versions() | (run.directory.info.get("versions", {}) if run else {})
-    return {key: str(known[key]) for key in ("fedstrata", "torch", "cpu", "processor")}
+    here = versions()
+    found = [here | one for _, one in run.directory.environments] if run else [here]
+    return {key: ", then ".join(dict.fromkeys(one[key] for one in found)) for key in _MACHINE}
 
 
 def same_machine(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
@@ -109,7 +115,7 @@ def _store(study: Study, cell: str, runs: list[StudyRun], path: Path, failed: Ma
     for arm in study.arms:
         experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
         old = stored.get(arm, {})
-        found = dict(old["runs"]) if old and belongs(old, experiment) else {}
+        found = _current(old, experiment) if old and belongs(old, experiment) else {}
         for one in runs:
             if (one.cell, one.arm) != (cell, arm) or not (one.job.path / "run.json").exists():
                 continue
@@ -133,7 +139,10 @@ def refuse_contradictions(study: Study, runs: list[StudyRun], folder: Path) -> N
             known = stored.get(one.arm, {}).get("runs", {}).get(str(one.seed))
             if one.cell != cell.name or known is None or not belongs(stored[one.arm], one.job.experiment):
                 continue
-            if Run(one.job.path).summary()["weights_sha256"] != known["weights_sha256"]:
+            run = Run(one.job.path)
+            if known.get("arithmetic", 1) < run.directory.arithmetic:
+                continue  # what is stored is out of date
+            if run.summary()["weights_sha256"] != known["weights_sha256"]:
                 raise UserError(
                     f"{one.job.path} ended with other weights than {path} has of {one.arm}, seed {one.seed}: another "
                     "version or machine made it; remove the one that is out of date"
@@ -150,6 +159,12 @@ def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
 
     same = entry["recipe"] == recipe_hash(experiment)
     return same and not differs(entry["settings"], experiment.essence())
+
+
+def _current(entry: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """An arm's stored runs, without those that are out of date."""
+    runs = entry["runs"].items()
+    return {seed: one for seed, one in runs if not is_outdated(experiment, one.get("arithmetic", 1))}
 
 
 @dataclass(frozen=True)
@@ -180,12 +195,13 @@ class Elsewhere:
         return {
             seed: (study, entry["runs"][str(seed)])
             for seed, (study, entry) in known.items()
-            if belongs(entry, experiment)
+            if belongs(entry, experiment) and str(seed) in _current(entry, experiment)
         }
 
 
 def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"made": machine(run), "data": run.directory.info["data"].get("source", "")}
+    entry: dict[str, Any] = {"made": machine(run), "arithmetic": run.directory.arithmetic}
+    entry["data"] = run.directory.info["data"].get("source", "")
     if failure is not None:
         entry["failed"] = failure
     entry["weights_sha256"] = run.summary()["weights_sha256"]
@@ -267,7 +283,10 @@ class Results:
                 experiment, known = study.experiment(cell, arm, 0), arms.get(twins.get(arm, arm))
                 found: dict[str, Any] = {}
                 if known is not None and belongs(known, experiment):
-                    found = known["runs"]
+                    found = _current(known, experiment)
+                    older = len(known["runs"]) - len(found)
+                    if older:
+                        notes.append(f"{cell.name}, {arm}: {older} stored with an older arithmetic, left out")
                 elif known is not None:
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
                 lent = others.find(experiment, (seed for seed in range(study.seeds) if str(seed) not in found))

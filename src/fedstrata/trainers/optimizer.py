@@ -62,6 +62,13 @@ class Sgd:
             self.velocities.update(zip(group, velocities, strict=True))
 
 
+def make_dense(weights: Iterable[Tensor]) -> None:
+    """Gradients of sparse embeddings as others are: neither springs nor all optimisers can take them."""
+    for weight in weights:
+        if weight.grad is not None and weight.grad.layout is not torch.strided:
+            weight.grad = weight.grad.to_dense()
+
+
 def local_optimizer(training: Training, parameters: Iterable[Tensor], round: int) -> Optimizer:
     """A fresh optimiser for one client's round."""
     lr, decay = training.learning_rate(round), training.weight_decay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,10 @@ class Schedule:
         """The positions of one step's samples."""
         row: np.ndarray = self.positions[step]
         return row[row >= 0]
+
+    def first(self, steps: int) -> Schedule:
+        """Its beginning."""
+        return replace(self, positions=self.positions[:steps])
 
     def opens_epoch(self, step: int) -> bool:
         """Whether an epoch begins with this step."""

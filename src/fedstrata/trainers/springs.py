@@ -1,7 +1,4 @@
-"""The spring ½ Σ c (w − a)²: an objective only says how stiff it is; value and pull are derived from that.
-
-This is one client's; `motion.py` has the same pull for the rows of a stack.
-"""
+"""The spring ½ Σ c (w − a)²: an objective only says how stiff it is; value and pull are derived from that."""
 
 from __future__ import annotations
 

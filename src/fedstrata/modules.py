@@ -1,0 +1,281 @@
+"""A user's module, clean for every order: what the task's function builds, with the order's numbers in it.
+
+A forward may change anything: buffers, frozen parameters, counters, a generator of its own. So before every order the
+module is put back in place, attribute by attribute. Where that cannot be right it is built anew: with hooks, with
+functions that keep something to themselves, and with what cannot be copied. After training, what travels is read from
+the module by name, wherever it is then.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import gc
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.errors import ModelError
+from fedstrata.layers import Entry, Layers
+
+LARGE = 1 << 20
+"""Bytes from which a tensor that does not travel is watched instead of copied for every order."""
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_HOOKS = [name for name in nn.Module().__dict__ if "forward" in name or "backward" in name]
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether anything is to be called when the model, a part of it or a parameter is used."""
+    return any(module.__dict__.get(name) for module in model.modules() for name in _HOOKS) or any(
+        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
+        for p in model.parameters()
+    )
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN and all."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)))
+
+
+class CleanModule:
+    """One module for all orders of a process."""
+
+    def __init__(self, build: Callable[[], nn.Module], layers: Layers) -> None:
+        self.build, self.layers, self.model = build, layers, build()
+        self.entries = list(layers.entries.values())
+        self._stranded = {name: tensor.clone() for name, tensor in self._at_home()}
+        self._origin = _Origin.of(self.model, layers)
+        self.channels_last = self._origin is not None
+        """Whether the weights of convolutions lie as they are computed fastest; some forwards cannot take that."""
+
+    @property
+    def layout_matters(self) -> bool:
+        """Whether `channels_last` makes any difference."""
+        return self._origin is not None and any(entry.name in self._origin.alone for entry in self.entries)
+
+    @torch.no_grad()
+    def fresh(self, flat: Tensor) -> nn.Module:
+        """The module as it was built, with the numbers of `flat` in its travelling tensors."""
+        if self._origin is None or not self._origin.put_back():
+            self._rebuild()
+        for entry, tensor in self._places():
+            assert tensor is not None
+            if self.channels_last and self._origin is not None and entry.name in self._origin.alone:
+                tensor.data = entry.of(flat).clone()
+            else:
+                tensor.copy_(entry.of(flat))
+        return self.model
+
+    def _rebuild(self) -> None:
+        before, self.model = self._origin, self.build()
+        if before is not None:
+            self._origin = _Origin.of(self.model, self.layers)
+            if self._origin is not None and (name := self._origin.differs_from(before)) is not None:
+                problem = "is changed by training, and building the model anew does not undo it"
+                raise ModelError(f"model: {name} is frozen, {problem}; copy it in the function that builds the model")
+
+    @torch.no_grad()
+    def read(self, flat: Tensor) -> None:
+        """Copy the travelling tensors, as training left them, into `flat`."""
+        for entry, tensor in self._places():
+            if tensor is None or tuple(tensor.shape) != entry.shape or not tensor.is_floating_point():
+                found = "gone" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                was = f"{self.layers.dtype} {list(entry.shape)}"
+                raise ModelError(f"model: {entry.name} is {found} after training, it was {was}")
+            entry.of(flat).copy_(tensor)
+
+    def _places(self) -> Iterator[tuple[Entry, Tensor | None]]:
+        """Each entry and the tensor that has its name now."""
+        modules = dict(self.model.named_modules())
+        for entry in self.entries:
+            path, _, attribute = entry.name.rpartition(".")
+            own = modules[path]._parameters if attribute in modules[path]._parameters else modules[path]._buffers
+            yield entry, own.get(attribute)
+
+    def lost(self) -> str | None:
+        """What training changed, and cannot travel, as a sentence."""
+        for name, now in self._at_home():
+            if not same_bits(now, self._stranded.get(name, now)):
+                own = self.layers.dtype
+                return f"model: {name} is changed by training, and cannot travel: it is {now.dtype}, not {own}"
+        return None
+
+    def _at_home(self) -> Iterator[tuple[str, Tensor]]:
+        """Persistent buffers that belong to what is learned, but cannot travel: complex ones, and of another dtype."""
+        for path, module in self.model.named_modules():
+            for attribute, buffer in module._buffers.items():
+                if buffer is None or attribute in module._non_persistent_buffers_set:
+                    continue
+                if buffer.is_complex() or (buffer.is_floating_point() and buffer.dtype != self.layers.dtype):
+                    yield f"{path}.{attribute}" if path else attribute, buffer
+
+
+class _Origin:
+    """What a module was when it was built, and how to make it that again."""
+
+    def __init__(self, model: nn.Module, layers: Layers) -> None:
+        self.parts = [
+            (
+                module,
+                {name: dict(module.__dict__[name]) for name in _REGISTERED},
+                {k: v for k, v in module.__dict__.items() if k not in _REGISTERED and _is_fixed(v)},
+            )
+            for module in model.modules()
+        ]
+        named = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+        self.known = {id(module): module for module, _, _ in self.parts} | {key: t for key, (_, t) in named.items()}
+        shares = Counter(t.untyped_storage().data_ptr() for _, t in named.values())
+        self.alone = {
+            name
+            for name, tensor in named.values()
+            if len(tensor.shape) == 4 and shares[tensor.untyped_storage().data_ptr()] == 1 and _is_whole(tensor)
+        }
+        """The tensors whose numbers may lie in another order."""
+        self.tensors: list[tuple[Tensor, Tensor, bool, Tensor | None]] = []
+        self.watched: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+        for name, tensor in named.values():
+            stays = name not in layers.entries
+            small = tensor.numel() * tensor.itemsize < LARGE
+            content = tensor.detach().clone() if stays and small else None
+            self.tensors.append((tensor, tensor.data, tensor.requires_grad, content))
+            if stays and not small:
+                self.watched[name] = (tensor, _mark(tensor))
+        own = [
+            {k: v for k, v in module.__dict__.items() if k not in _REGISTERED and not (k in _EMPTY and not v)}
+            for module, _, _ in self.parts
+        ]
+        if has_hooks(model) or any(map(_keeps_to_itself, {type(module) for module in model.modules()})):
+            raise _CannotBePutBackError
+        _require_no_secrets(own, self.known, set(shares))
+        changing = [{k: v for k, v in o.items() if k not in part[2]} for o, part in zip(own, self.parts, strict=True)]
+        self.changes = any(changing)
+        self.changing = changing
+        self.changing = self._copies()
+
+    @classmethod
+    def of(cls, model: nn.Module, layers: Layers) -> _Origin | None:
+        """None, if the module cannot be put back."""
+        try:
+            return cls(model, layers)
+        except Exception:  # whatever a user's object raises when it is copied
+            return None
+
+    def _copies(self) -> list[dict[str, Any]]:
+        """Of everything that can be changed in place; modules and tensors of the model stay what they are."""
+        return copy.deepcopy(self.changing, dict(self.known)) if self.changes else self.changing
+
+    def put_back(self) -> bool:
+        """Undo what training changed; False, if a large tensor was."""
+        if any(_mark(tensor) != mark for tensor, mark in self.watched.values()):
+            return False
+        for (module, registered, fixed), changing in zip(self.parts, self._copies(), strict=True):
+            own = module.__dict__
+            for name in own.keys() - fixed.keys() - changing.keys() - registered.keys():
+                if name in _EMPTY:
+                    own[name].clear()
+                else:
+                    del own[name]
+            own.update(fixed)
+            own.update(changing)
+            for name, members in registered.items():
+                own[name].clear()
+                own[name].update(members)
+        for tensor, numbers, needs_gradient, content in self.tensors:
+            tensor.data = numbers
+            if tensor.requires_grad != needs_gradient:
+                tensor.requires_grad_(needs_gradient)
+            tensor.grad = None
+            if content is not None:
+                numbers.copy_(content)
+        return True
+
+    def differs_from(self, other: _Origin) -> str | None:
+        """The first large tensor that has other numbers than there."""
+        pairs = ((name, mark[-1], other.watched[name][1][-1]) for name, (_, mark) in self.watched.items())
+        return next((name for name, here, there in pairs if here != there), None)
+
+
+_EMPTY = {name for name, value in nn.Module().__dict__.items() if isinstance(value, dict | set)} - {*_REGISTERED}
+"""Where every module keeps its hooks and the like: empty, unless it has some."""
+
+_FIXED = (
+    bool | int | float | complex | str | bytes | None | enum.Enum | type
+    | types.FunctionType | types.BuiltinFunctionType | types.ModuleType
+    | torch.dtype | torch.device | torch.Size | torch.memory_format | torch.layout
+)  # fmt: skip
+"""Kinds of values that can be replaced, but not changed."""
+
+
+def _is_fixed(value: Any) -> bool:
+    return isinstance(value, _FIXED) or (type(value) is tuple and all(map(_is_fixed, value)))
+
+
+class _CannotBePutBackError(Exception):
+    pass
+
+
+def _keeps_to_itself(kind: type[nn.Module]) -> bool:
+    """Whether a class has attributes outside `__dict__`, or methods with variables from around it."""
+    return any(
+        "__slots__" in vars(base) or any(isinstance(f, types.FunctionType) and _cells(f) for f in vars(base).values())
+        for base in kind.__mro__
+        if not base.__module__.startswith("torch.")
+    )
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    """What a function closes over; all that use `super()` close over their class."""
+    names = function.__code__.co_freevars
+    return [cell for name, cell in zip(names, function.__closure__ or (), strict=True) if name != "__class__"]
+
+
+def _require_no_secrets(roots: Iterable[Any], known: dict[int, Any], storages: set[int]) -> None:
+    """Go through all that can be reached, and stop where a copy would not do what the original does.
+
+    That is a function that closes over anything but parts of the model, a method of a built-in type, which stays with
+    the object it was made of, and a tensor that shares its numbers with one of the model's.
+    """
+    todo, seen = list(roots), set(known)
+    while todo:
+        found = todo.pop()
+        if id(found) in seen or isinstance(found, type | types.ModuleType | str | int | float):
+            continue
+        seen.add(id(found))
+        if isinstance(found, types.FunctionType):
+            contents = [cell.cell_contents for cell in _cells(found)]
+            if not all(id(content) in known or isinstance(content, types.FunctionType | type) for content in contents):
+                raise _CannotBePutBackError
+            todo += [*contents, *(found.__defaults__ or ())]
+        elif isinstance(found, types.BuiltinFunctionType):
+            if not isinstance(found.__self__, types.ModuleType | type | None):
+                raise _CannotBePutBackError
+        elif isinstance(found, Tensor):
+            if found.untyped_storage().data_ptr() in storages:
+                raise _CannotBePutBackError
+        else:
+            todo += gc.get_referents(found)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all that there is in its memory."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+
+
+def is_writable(tensor: Tensor) -> bool:
+    """Whether each of its numbers has a place of its own (`expand` gives several the same)."""
+    return all(stride > 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _mark(tensor: Tensor) -> tuple[int, ...]:
+    """Changes with a tensor's place, by any operation on it (its version), and with its numbers (their sum as bits)."""
+    bits = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = bits.numel() // 8 * 8
+    total = int(bits[:whole].view(torch.int64).sum()) + int(bits[whole:].sum())
+    return tensor.data_ptr(), tensor._version, total

@@ -1,0 +1,27 @@
+"""Which runs no longer count as seeds of a study: those whose bits a later arithmetic has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedstrata.experiment import Experiment
+from fedstrata.objectives.fedlap import FedLap
+
+COUNTED = 1
+"""Changes of bits up to this arithmetic count. It is raised to `ARITHMETIC` when what they changed is made anew."""
+
+
+def _by_one_trainer(experiment: Experiment) -> bool:
+    """Perceptrons are trained one client at a time, and FedLap's λ does not cancel; our convolutions are as before."""
+    task = experiment.task
+    convolution = task.function is None and task.model.get("name") in ("cnn", "cnn_padded", "tf_cnn", "vgg9")
+    return not convolution or isinstance(experiment.build_algorithm().objective, FedLap)
+
+
+CHANGED: Mapping[int, Callable[[Experiment], bool]] = {2: _by_one_trainer}
+"""Whose bits each arithmetic changed, compared with the one before it."""
+
+
+def is_outdated(experiment: Experiment, arithmetic: int) -> bool:
+    """Whether a run that was computed with this arithmetic would have other bits now."""
+    return any(changed(experiment) for number, changed in CHANGED.items() if arithmetic < number <= COUNTED)

@@ -1,0 +1,219 @@
+"""How a module is made clean for an order: put back in place where that is right, built anew where it is not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedstrata
+from fedstrata.errors import ModelError, RecipeError
+from fedstrata.layers import Layers
+from fedstrata.modules import LARGE, CleanModule, same_bits
+from fedstrata.tasks.task import Task
+
+
+class Counted:
+    """A function that builds models, and how often it was called."""
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self.build, self.calls = build, 0
+
+    def __call__(self) -> nn.Module:
+        self.calls += 1
+        torch.manual_seed(0)
+        return self.build()
+
+
+def clean(build: Callable[[], nn.Module]) -> tuple[CleanModule, Counted, Tensor]:
+    counted = Counted(build)
+    layers = Layers.of(counted())
+    return CleanModule(counted, layers), counted, layers.flatten(counted())
+
+
+class Odd(nn.Module):
+    """Changes all that a module can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.frozen = nn.Linear(3, 2), nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(3))
+        self.calls, self.log, self.state = 0, [1], {"last": [0]}
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.log.append(self.calls)
+        self.state["last"].append(self.calls)
+        self.seen += 1
+        self.mean = self.mean + x.mean(0)
+        self.frozen.weight.data.mul_(2)
+        self.fc.bias.data = self.fc.bias.data + 1
+        self.fc.extra = torch.rand(2, generator=self.generator)
+        self.added = nn.Linear(1, 1)
+        self.fc.weight.requires_grad_(False)
+        self.register_forward_hook(lambda module, inputs, output: output * 2)
+        return self.fc(self.frozen(x)) + self.fc.extra
+
+
+def content(model: nn.Module) -> dict[str, Any]:
+    """Everything that can be compared with ==."""
+    attributes = {
+        f"{path}.{name}": copy.deepcopy(value)
+        for path, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if not name.startswith("_") and name != "generator"
+    }
+    tensors = {name: (t.tolist(), t.requires_grad) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    hooks = {path: len(module._forward_hooks) for path, module in model.named_modules()}
+    return attributes | tensors | {"hooks": hooks, "names": [name for name, _ in model.named_modules()]}
+
+
+def test_everything_is_put_back_without_building_anew() -> None:
+    module, build, flat = clean(Odd)
+    before = content(module.fresh(flat))
+    outputs = [module.fresh(flat)(torch.ones(1, 3)) for _ in range(3)]
+    assert content(module.model) != before
+    assert content(module.fresh(flat)) == before == content(Counted(Odd)())
+    assert torch.equal(outputs[0], outputs[2])
+    assert build.calls == 3
+
+
+def test_what_travels_is_read_wherever_it_is() -> None:
+    module, _, flat = clean(Odd)
+    module.fresh(flat)(torch.tensor([[1.0, 2.0, 3.0]]))
+    after = flat.clone()
+    module.read(after)
+    moved = {name: (after - flat)[entry.start : entry.stop] for name, entry in module.layers.entries.items()}
+    assert moved["mean"].tolist() == [1, 2, 3]
+    torch.testing.assert_close(moved["fc.bias"], torch.ones(2))
+    assert not moved["fc.weight"].any()
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 2))
+    seen: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(1) or output * len(seen))
+    return model
+
+
+def closure() -> nn.Module:
+    model, seen = nn.Sequential(nn.Linear(3, 2)), [0]
+
+    def louder(x: Tensor) -> Tensor:
+        seen[0] += 1
+        return x * seen[0]
+
+    model.louder = louder
+    return model
+
+
+def bound() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.seen = []
+    model.see = model.seen.append
+    return model
+
+
+@pytest.mark.parametrize("build", [hooked, closure, bound])
+def test_what_cannot_be_put_back_is_built_for_every_order(build: Callable[[], nn.Module]) -> None:
+    module, counted, flat = clean(build)
+    for _ in range(3):
+        module.fresh(flat)
+    assert counted.calls == 3 + 3
+    assert torch.equal(module.fresh(flat * 2)[0].weight, 2 * counted()[0].weight)
+
+
+class Based(nn.Module):
+    """A large frozen base, which `change` may change."""
+
+    def __init__(self, base: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.base = (base or nn.Linear(1, LARGE // 4 + 1, bias=False)).requires_grad_(False)
+        self.fc = nn.Linear(1, 1)
+
+
+def by_data(model: Based) -> None:
+    model.base.weight.data[7] += 1
+
+
+def in_place(model: Based) -> None:
+    model.base.weight.copy_(model.base.weight.flip(0))  # the same numbers in another order
+
+
+def by_assignment(model: Based) -> None:
+    model.base.weight.data = model.base.weight.data.clone()
+
+
+@pytest.mark.parametrize("change", [by_data, in_place, by_assignment])
+def test_a_large_frozen_part_is_watched_and_not_copied(change: Callable[[Based], None]) -> None:
+    module, build, flat = clean(Based)
+    place = module.fresh(flat).base.weight.data_ptr()  # type: ignore[union-attr]
+    for _ in range(3):
+        assert module.fresh(flat).base.weight.data_ptr() == place  # type: ignore[union-attr]
+    assert build.calls == 3
+    change(module.model)  # type: ignore[arg-type]
+    fresh = module.fresh(flat)
+    assert build.calls == 4
+    assert same_bits(fresh.base.weight, Counted(Based)().base.weight)  # type: ignore[arg-type,union-attr]
+
+
+def test_a_shared_base_that_training_changes_is_refused_by_name() -> None:
+    """Building the model anew finds it changed."""
+    base = nn.Linear(1, LARGE // 4 + 1, bias=False)
+    module, _, flat = clean(lambda: Based(base))
+    by_data(module.fresh(flat))  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"base\.weight is frozen, is changed by training"):
+        module.fresh(flat)
+
+
+def test_a_shape_that_training_changes_is_refused_by_name() -> None:
+    module, _, flat = clean(Odd)
+    module.fresh(flat).mean = torch.zeros(4)
+    with pytest.raises(ModelError, match=r"mean is torch\.float32 \[4\] after training, it was torch\.float32 \[3\]"):
+        module.read(flat)
+
+
+# --- the function that builds -----------------------------------------------------------------------------------------
+
+
+def run_with(build: Callable[[], nn.Module], tmp_path: Any) -> None:
+    data = (torch.randn(8, 3), torch.arange(8) % 2)
+    task = Task(model=build, clients=[data, data], evaluation={"test": data})
+    fedstrata.run({"training": {"rounds": 1}}, task=task, out=tmp_path / "run")
+
+
+def test_the_same_module_each_time_is_refused(tmp_path: Any) -> None:
+    net = nn.Linear(3, 2)
+    before = net.weight.detach().clone()
+    with pytest.raises(RecipeError, match=r"task\.model = 'weight'.*same tensor each time"):
+        run_with(lambda: net, tmp_path)
+    assert torch.equal(net.weight, before)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_numbers_each_time_are_refused(tmp_path: Any) -> None:
+    generator = torch.Generator()
+
+    def build() -> nn.Module:
+        model = nn.Linear(3, 2)
+        nn.init.uniform_(model.bias, generator=generator)
+        return model
+
+    with pytest.raises(RecipeError, match=r"task\.model = 'bias'.*other numbers the second time"):
+        run_with(build, tmp_path)
+
+
+def test_a_frozen_part_may_be_shared(tmp_path: Any) -> None:
+    base = nn.Linear(3, 3)
+
+    def build() -> nn.Module:
+        return nn.Sequential(base.requires_grad_(False), nn.ReLU(), nn.Linear(3, 2))
+
+    run_with(build, tmp_path)
+    assert (tmp_path / "run").exists()
