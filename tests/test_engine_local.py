@@ -231,7 +231,7 @@ def test_the_campaign_finds_orders_that_are_not_given_out_again(
 
 def test_the_campaign_finds_a_run_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "KINDS", {"stuck": lambda path: time.sleep(60) if path.parent.name == "1" else None})
-    outcome = faults.campaign(tmp_path, 0, kinds=["stuck"], random_runs=1, limit=0.2)
+    outcome = faults.campaign(tmp_path, 0, kinds=["stuck"], random_runs=1, limit=2.0)
     assert outcome.hangs == ["run 1, stuck, 0 kills at random"]
 
 

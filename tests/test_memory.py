@@ -65,4 +65,4 @@ def test_a_round_needs_one_model_more(algorithm: str) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert 0.9 < float(done.stdout) < 1.7
+    assert 0.8 < float(done.stdout) < 1.7

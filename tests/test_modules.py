@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.errors import ModelError, RecipeError
+from fedstrata.errors import ModelError, RecipeError, RunDirectoryError
 from fedstrata.layers import Layers
 from fedstrata.modules import LARGE, CleanModule, same_bits
 from fedstrata.tasks.task import Task
@@ -217,3 +219,40 @@ def test_a_frozen_part_may_be_shared(tmp_path: Any) -> None:
 
     run_with(build, tmp_path)
     assert (tmp_path / "run").exists()
+
+
+class CountingLoss(nn.Module):
+    """A loss that changes with its tenth batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(outputs, targets) * (1 if self.calls < 10 else 0.2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_with_a_state_is_new_for_every_order(tmp_path: Any, workers: int) -> None:
+    """Two batches a client: it never comes to its tenth, whoever has trained before."""
+    clients = [(torch.randn(8, 3, generator=torch.Generator().manual_seed(k)), torch.arange(8) % 2) for k in range(6)]
+    digests = []
+    for loss in (CountingLoss(), lambda outputs, targets: nn.functional.cross_entropy(outputs, targets)):
+        task = Task(model=lambda: nn.Linear(3, 2), clients=clients, evaluation={"test": clients[0]}, loss=loss)
+        table = {"training": {"rounds": 2, "batch_size": 4}, "engine": {"workers": workers}}
+        run = fedstrata.run(table, task=task, out=tmp_path / f"run{len(digests)}")
+        digests.append(run.summary()["weights_sha256"])
+    assert digests[0] == digests[1]
+
+
+def test_a_model_with_its_layers_in_another_order_is_not_given_the_weights(tmp_path: Any) -> None:
+    def two(*names: str) -> nn.Module:
+        return nn.Sequential(OrderedDict((name, nn.Linear(3, 3)) for name in names))
+
+    data = (torch.randn(8, 3), torch.arange(8) % 3)
+    task = Task(model=lambda: two("a", "b"), clients=[data, data], evaluation={"test": data})
+    run = fedstrata.run({"training": {"rounds": 1}}, task=task, out=tmp_path / "run")
+    run.model(task=task)
+    with pytest.raises(RunDirectoryError, match=r"has b\.weight where the run had a\.weight"):
+        run.model(task=replace(task, model=lambda: two("b", "a")))

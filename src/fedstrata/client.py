@@ -26,8 +26,8 @@ from fedstrata.layers import Layers
 from fedstrata.messages import SCORE_DTYPE, Order, Reply, layers_with_units
 from fedstrata.modules import CleanModule, is_writable, same_bits
 from fedstrata.tasks.nests import joined, leaves, moved
-from fedstrata.tasks.task import Data, Samples, Task
-from fedstrata.trainers.local import AutogradSteps, train
+from fedstrata.tasks.task import Data, NestedSamples, Samples, Task
+from fedstrata.trainers.local import AutogradSteps, own_copy, train
 from fedstrata.trainers.perceptron import PerceptronSteps, as_perceptron
 from fedstrata.trainers.schedule import Schedule, schedule
 from fedstrata.training import Training
@@ -99,6 +99,7 @@ class Client:
         self._network = network if by_kernel else None
         self._layout_is_known = not self._module.layout_matters
         self._has_rehearsed = False
+        self._read_twice: set[int] = set()
         self.kept: dict[int, Kept] = {}
         """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
 
@@ -117,12 +118,12 @@ class Client:
     def carry_out(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """The same, for an engine that has its own way to tell of a failure."""
         with steady():
-            if order.kind != "upload":
-                self._rehearse(order)
-            with self._random_scope(order):
-                if order.kind == "train":
-                    return self._train(order, buffer)
-                return self._upload(order) if order.kind == "upload" else self._evaluate(order)
+            if order.kind == "upload":
+                return self._upload(order)
+            if order.kind == "evaluate":
+                return self._in_any_layout(order, lambda: self._evaluate(order))
+            self._rehearse(order)
+            return self._in_any_layout(order, lambda: self._train(order, buffer))
 
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(
@@ -155,15 +156,18 @@ class Client:
         return flat, loss, stiffness
 
     def _difference(self, flat: Tensor, anchor: Tensor) -> Tensor:
-        """How far training came, in `flat` itself. A buffer's −∞ that stays (a causal mask) has not moved."""
-        stays = [
-            (rides, flat[rides] == anchor[rides])
-            for layer in self.setup.layers.layers
-            if layer.measured < layer.stop and (rides := slice(layer.measured, layer.stop))
-        ]
+        """How far training came, in `flat` itself. What stays has not moved, be it −∞, as in a causal mask."""
+        rides = [entry for entry in self.setup.layers.entries.values() if not entry.trainable]
+        new = [flat[entry.start : entry.stop].clone() for entry in rides]
         flat.sub_(anchor)
-        for rides, same in stays:
-            flat[rides].masked_fill_(same, 0)
+        for entry, after in zip(rides, new, strict=True):
+            before, moved = anchor[entry.start : entry.stop], flat[entry.start : entry.stop]
+            moved.masked_fill_((after == before) | (after.isnan() & before.isnan()), 0)
+            arrives = torch.isclose(before + moved, after, rtol=1e-3, atol=1e-6, equal_nan=True) | after.isinf()
+            if not arrives.all():
+                at = int((~arrives).nonzero()[0])
+                what = f"model: {entry.name} goes from {float(before[at]):g} to {float(after[at]):g} in training"
+                raise ModelError(f"{what}; what travels is the difference, which is not exact: start nearer to it")
         return flat
 
     def _kept_in(self, buffer: Tensor | None, update: Tensor) -> Tensor:
@@ -205,69 +209,91 @@ class Client:
     # --- before the first order -----------------------------------------------------------------------------------
 
     def _rehearse(self, order: Order) -> None:
-        """Find out what the forward can take, and whether two steps repeat; later orders need not.
+        """Whether a client's data is the same when it is read again, and two steps repeat: once for each process.
 
-        Data that cannot be read is the client's own failure, and is left to the order itself.
+        What cannot be read or trained is the client's own failure, and is left to the order itself.
         """
-        if not self._layout_is_known:
-            self._settle_layout(order)
-        if self._has_rehearsed or order.kind != "train":
-            return
         data = self.setup.task.client(order.client)
         if self._network is not None and self._network.takes(data):
             return
         plan = schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
         try:
-            batches = [self._in_scope(order, lambda: data.batch(plan.batch(0))) for _ in range(2)]
-            flats = [self._in_scope(order, lambda: self._trained(order, data, plan)[0]) for _ in range(2)]
+            stays = isinstance(data, NestedSamples) or order.client in self._read_twice
+            batches = [] if stays else [self._batch(order, data, plan) for _ in range(2)]
+            flats = []
+            for _ in range(0 if self._has_rehearsed else 2):
+                flats.append(self._in_any_layout(order, lambda: self._trained(order, data, plan)[0]))
+            lost = self._module.lost() if flats else None
         except ModelError:
             raise
         except Exception:
             return
-        if (problem := self._module.lost()) is not None:
-            raise ModelError(problem)
         for (place, leaf), (_, again) in zip(*(leaves(batch, "batch") for batch in batches), strict=True):
             if isinstance(leaf, Tensor | PackedSequence) and not same_bits(leaf.data, again.data):
                 what = f"clients[{order.client}]: {place} of the same samples"
                 self._must_repeat(f"{what} is different the second time (a random generator of the data's own?)")
-        for name, view in self.setup.layers.views(flats[0]).items():
-            if not same_bits(view, self.setup.layers.views(flats[1])[name]):
+        if lost is not None:
+            raise ModelError(lost)
+        for name, entry in self.setup.layers.entries.items() if flats else ():
+            if not same_bits(entry.of(flats[0]), entry.of(flats[1])):
                 why = "after the same two batches from the same weights (a random generator of its own, or the time?)"
                 self._must_repeat(f"model: {name} is different the second time, {why}")
         self._has_rehearsed = True
+        self._read_twice.add(order.client)
+
+    def _batch(self, order: Order, data: Data, plan: Schedule) -> tuple[Any, Any]:
+        with self._random_scope(order):
+            return data.batch(plan.batch(0))
 
     def _must_repeat(self, problem: str) -> None:
         if self.device.type == "cpu":
             raise ModelError(problem)
         warnings.warn(f"{problem}; kernels of this device may not repeat", stacklevel=2)
 
+    def _in_any_layout(self, order: Order, what: Callable[[], Result]) -> Result:
+        """Do something with the weights of convolutions channels last; where that fails, with them contiguous.
+
+        Whether it fails depends on the order alone, so every worker and engine does the same.
+        """
+        module = self._module
+        if not self._layout_is_known:
+            self._settle_layout(order)
+        try:
+            with self._random_scope(order):
+                return what()
+        except ModelError:
+            raise
+        except Exception:
+            if not (module.layout_matters and module.channels_last):
+                raise
+        module.channels_last = False
+        try:
+            with self._random_scope(order):
+                return what()
+        finally:
+            module.channels_last = True
+
     def _settle_layout(self, order: Order) -> None:
-        """Whether the weights of convolutions may lie channels last: the loss of two samples, and its slope, say so."""
-        data = self._data(order)
-        found: list[float | None] = []
-        for channels_last in (True, False):
+        """A forward that reads memory as it lies gives another loss for another layout, and is given its own."""
+        data, found = self._data(order), []
+        for channels_last in (False, True):
             self._module.channels_last = channels_last
             try:
-                found.append(self._in_scope(order, lambda: self._loss_of_two(order, data)))
+                found.append(self._loss_of_two(order, data))
             except ModelError:
                 raise
             except Exception:
-                found.append(None)
-        fast, plain = found
-        self._layout_is_known = plain is not None
-        self._module.channels_last = plain is None or (fast is not None and _are_near(fast, plain))
+                found.append(math.nan)  # which decides nothing
+        self._layout_is_known = True
+        self._module.channels_last = math.isnan(sum(found)) or math.isclose(*found, rel_tol=1e-3, abs_tol=1e-4)
 
+    @torch.no_grad()
     def _loss_of_two(self, order: Order, data: Data) -> float:
         assert order.model is not None
-        model = self._module.fresh(order.model.to(self.device)).train()
-        inputs, targets = self.setup.to_device(data.batch(np.arange(min(2, len(data)))))
-        loss = self.setup.task.loss(model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
-
-    def _in_scope(self, order: Order, what: Callable[[], Result]) -> Result:
         with self._random_scope(order):
-            return what()
+            model = self._module.fresh(order.model.to(self.device)).train()
+            inputs, targets = self.setup.to_device(data.batch(np.arange(min(2, len(data)))))
+            return float(own_copy(self.setup.task.loss)(model(inputs), targets))
 
     def _data(self, order: Order) -> Data:
         task = self.setup.task
@@ -296,6 +322,7 @@ class Client:
         rows = _rows(len(data), *order.part, given or 1)
         model = self._module.fresh(order.model.to(self.device))
         model.eval()
+        task_loss, metric = own_copy(task.loss), own_copy(task.metric.function)
         loss, score = 0.0, 0.0
         whole: list[tuple[Any, Any]] = []
         in_pieces = given is None and any(isinstance(module, _ConvNd) for module in model.modules())
@@ -303,14 +330,14 @@ class Client:
             indices = rows[start : start + (given or SAMPLES)]
             inputs, targets = self.setup.to_device(data.batch(indices))
             outputs = _outputs(model, inputs, len(indices)) if in_pieces else model(inputs)
-            loss += float(task.loss(outputs, targets)) * len(indices)
+            loss += float(task_loss(outputs, targets)) * len(indices)
             if task.metric.whole:
                 whole.append((outputs, targets))
             else:
-                score += float(task.metric.function(outputs, targets)) * len(indices)
+                score += float(metric(outputs, targets)) * len(indices)
         if whole:
             outputs, targets = (_joined([pair[i] for pair in whole], task.metric.name) for i in (0, 1))
-            score = float(task.metric.function(outputs, targets)) * len(rows)
+            score = float(metric(outputs, targets)) * len(rows)
         size = max(1, len(rows))
         metrics = {"loss": loss / size, task.metric.name: score / size}
         return Reply(
@@ -341,11 +368,6 @@ def _joined(batches: list[Any], metric: str) -> Any:
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
         problem = "needs all samples at once, and outputs or targets of several batches cannot be put together"
         raise DataError(f"metric {metric!r} {problem}: {error}") from error
-
-
-def _are_near(one: float, other: float) -> bool:
-    """Equal up to rounding; two samples may have no loss at all."""
-    return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-4)
 
 
 def reason(error: BaseException) -> str:

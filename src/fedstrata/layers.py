@@ -249,6 +249,9 @@ def _travelling(model: nn.Module) -> list[_Travelling]:
             if buffer is None or id(buffer) in seen or name in module._non_persistent_buffers_set:
                 continue
             seen.add(id(buffer))
+            if buffer.layout != torch.strided:
+                problem = "is sparse, and would have to travel; register it with persistent=False"
+                raise RecipeError("model", prefix + name, problem)
             if buffer.is_floating_point():
                 found.append(_Travelling(path, is_norm, prefix + name, buffer, False))
     if not any(item.trainable for item in found):
@@ -256,15 +259,11 @@ def _travelling(model: nn.Module) -> list[_Travelling]:
     first = next(item for item in found if item.trainable)
     for item in found:
         dtype = item.tensor.dtype
-        if item.trainable and not (dtype.is_floating_point and dtype == first.tensor.dtype):
-            problem = "trainable parameters need one floating-point dtype; freeze it, or build it as"
-            raise RecipeError("model", item.name, f"is {dtype}: {problem} {_real(first.tensor.dtype)}")
+        if item.trainable and (dtype not in (torch.float32, torch.float64) or dtype != first.tensor.dtype):
+            problem = "trainable parameters need one dtype, single or double precision; freeze it, or build it so"
+            raise RecipeError("model", item.name, f"is {dtype}: {problem}")
     # A buffer of another dtype stays at home, like integers: a frozen part may be in half precision.
     return [item for item in found if item.tensor.dtype == first.tensor.dtype]
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype.is_floating_point else torch.float32
 
 
 BATCH_NORM_STATISTICS = ("running_mean", "running_var")

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import gc
 import types
+import weakref
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from fedstrata.errors import ModelError
 from fedstrata.layers import Entry, Layers
@@ -26,21 +31,24 @@ LARGE = 1 << 20
 """Bytes from which a tensor that does not travel is watched instead of copied for every order."""
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _HOOKS = [name for name in nn.Module().__dict__ if "forward" in name or "backward" in name]
 
 
 def has_hooks(model: nn.Module) -> bool:
     """Whether anything is to be called when the model, a part of it or a parameter is used."""
-    return any(module.__dict__.get(name) for module in model.modules() for name in _HOOKS) or any(
-        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
-        for p in model.parameters()
-    )
+    everywhere: bool = _has_any_global_hook()  # type: ignore[no-untyped-call]
+    of_modules = (module.__dict__.get(name) for module in model.modules() for name in _HOOKS)
+    of_tensors = (getattr(p, name, None) for p in model.parameters() for name in _TENSOR_HOOKS)
+    return everywhere or any(of_modules) or any(of_tensors)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, NaN and all."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         return False
+    if one.layout != torch.strided:
+        return same_bits(one.detach().to_dense(), other.detach().to_dense())
     return torch.equal(*(t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)))
 
 
@@ -96,7 +104,8 @@ class CleanModule:
         modules = dict(self.model.named_modules())
         for entry in self.entries:
             path, _, attribute = entry.name.rpartition(".")
-            own = modules[path]._parameters if attribute in modules[path]._parameters else modules[path]._buffers
+            module = modules.get(path)
+            own: dict[str, Tensor | None] = {} if module is None else {**module._parameters, **module._buffers}
             yield entry, own.get(attribute)
 
     def lost(self) -> str | None:
@@ -131,18 +140,20 @@ class _Origin:
         ]
         named = {id(t): (name, t) for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         self.known = {id(module): module for module, _, _ in self.parts} | {key: t for key, (_, t) in named.items()}
-        shares = Counter(t.untyped_storage().data_ptr() for _, t in named.values())
+        dense = [t for _, t in named.values() if t.layout == torch.strided]
+        shares = Counter(t.untyped_storage().data_ptr() for t in dense)
         self.alone = {
             name
             for name, tensor in named.values()
-            if len(tensor.shape) == 4 and shares[tensor.untyped_storage().data_ptr()] == 1 and _is_whole(tensor)
+            if len(tensor.shape) == 4 and is_whole(tensor) and shares[tensor.untyped_storage().data_ptr()] == 1
         }
         """The tensors whose numbers may lie in another order."""
         self.tensors: list[tuple[Tensor, Tensor, bool, Tensor | None]] = []
+        """Each tensor, where its numbers are, whether it needs a gradient, and its numbers, if it stays."""
         self.watched: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         for name, tensor in named.values():
             stays = name not in layers.entries
-            small = tensor.numel() * tensor.itemsize < LARGE
+            small = tensor.layout != torch.strided or tensor.numel() * tensor.itemsize < LARGE
             content = tensor.detach().clone() if stays and small else None
             self.tensors.append((tensor, tensor.data, tensor.requires_grad, content))
             if stays and not small:
@@ -153,6 +164,8 @@ class _Origin:
         ]
         if has_hooks(model) or any(map(_keeps_to_itself, {type(module) for module in model.modules()})):
             raise _CannotBePutBackError
+        if any(vars(tensor) for _, tensor in named.values()):
+            raise _CannotBePutBackError  # attributes of tensors
         _require_no_secrets(own, self.known, set(shares))
         changing = [{k: v for k, v in o.items() if k not in part[2]} for o, part in zip(own, self.parts, strict=True)]
         self.changes = any(changing)
@@ -188,12 +201,16 @@ class _Origin:
                 own[name].clear()
                 own[name].update(members)
         for tensor, numbers, needs_gradient, content in self.tensors:
+            if not tensor.is_leaf:
+                tensor.detach_()
             tensor.data = numbers
             if tensor.requires_grad != needs_gradient:
                 tensor.requires_grad_(needs_gradient)
-            tensor.grad = None
+            for name in ("grad", *_TENSOR_HOOKS):
+                setattr(tensor, name, None)
+            vars(tensor).clear()
             if content is not None:
-                numbers.copy_(content)
+                tensor.data = numbers.copy_(content)
         return True
 
     def differs_from(self, other: _Origin) -> str | None:
@@ -221,61 +238,69 @@ class _CannotBePutBackError(Exception):
     pass
 
 
-def _keeps_to_itself(kind: type[nn.Module]) -> bool:
-    """Whether a class has attributes outside `__dict__`, or methods with variables from around it."""
+def _keeps_to_itself(kind: type) -> bool:
+    """Whether a class has state that is no attribute of its objects: slots, caches, or what is around it."""
     return any(
-        "__slots__" in vars(base) or any(isinstance(f, types.FunctionType) and _cells(f) for f in vars(base).values())
+        "__slots__" in vars(base)
+        or "<locals>" in base.__qualname__
+        or any(isinstance(member, _CACHE) for member in vars(base).values())
         for base in kind.__mro__
         if not base.__module__.startswith("torch.")
     )
 
 
-def _cells(function: types.FunctionType) -> list[Any]:
-    """What a function closes over; all that use `super()` close over their class."""
-    names = function.__code__.co_freevars
-    return [cell for name, cell in zip(names, function.__closure__ or (), strict=True) if name != "__class__"]
+_CACHE = type(functools.cache(id))
 
 
 def _require_no_secrets(roots: Iterable[Any], known: dict[int, Any], storages: set[int]) -> None:
     """Go through all that can be reached, and stop where a copy would not do what the original does.
 
-    That is a function that closes over anything but parts of the model, a method of a built-in type, which stays with
-    the object it was made of, and a tensor that shares its numbers with one of the model's.
+    That is a function that closes over anything but parts of the model, or has a changeable default; a method of a
+    built-in type, which stays with the object it was made of; a reference to what is copied; an object with its own
+    idea of a copy; and a tensor or array that shares its numbers with others.
     """
     todo, seen = list(roots), set(known)
     while todo:
         found = todo.pop()
-        if id(found) in seen or isinstance(found, type | types.ModuleType | str | int | float):
+        if id(found) in seen or isinstance(found, type | types.ModuleType | str | int | float | torch.Generator):
             continue
         seen.add(id(found))
         if isinstance(found, types.FunctionType):
-            contents = [cell.cell_contents for cell in _cells(found)]
-            if not all(id(content) in known or isinstance(content, types.FunctionType | type) for content in contents):
-                raise _CannotBePutBackError
-            todo += [*contents, *(found.__defaults__ or ())]
-        elif isinstance(found, types.BuiltinFunctionType):
-            if not isinstance(found.__self__, types.ModuleType | type | None):
-                raise _CannotBePutBackError
+            around = [cell.cell_contents for cell in found.__closure__ or ()]
+            defaults = [*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values()]
+            is_open = all(id(content) in known or isinstance(content, types.FunctionType | type) for content in around)
+            secret = not is_open or not all(map(_is_fixed, defaults))
+            todo += [*around, *defaults]
         elif isinstance(found, Tensor):
-            if found.untyped_storage().data_ptr() in storages:
-                raise _CannotBePutBackError
+            secret = found.layout == torch.strided and found.untyped_storage().data_ptr() in storages
+        elif isinstance(found, np.ndarray):
+            secret = found.base is not None or found.dtype.hasobject
+        elif isinstance(found, weakref.ref):
+            secret = id(found()) not in known
         else:
+            of = getattr(found, "__self__", None) if isinstance(found, types.BuiltinFunctionType) else None
+            secret = not isinstance(of, types.ModuleType | type | None)
+            secret |= hasattr(found, "__deepcopy__") or isinstance(found, _CACHE) or _keeps_to_itself(type(found))
             todo += gc.get_referents(found)
+        if secret:
+            raise _CannotBePutBackError
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def is_whole(tensor: Tensor) -> bool:
     """Whether a tensor is all that there is in its memory."""
+    if tensor.layout != torch.strided:
+        return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
 
 
 def is_writable(tensor: Tensor) -> bool:
     """Whether each of its numbers has a place of its own (`expand` gives several the same)."""
+    if tensor.layout != torch.strided:
+        return True
     return all(stride > 0 for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 
 def _mark(tensor: Tensor) -> tuple[int, ...]:
-    """Changes with a tensor's place, by any operation on it (its version), and with its numbers (their sum as bits)."""
-    bits = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = bits.numel() // 8 * 8
-    total = int(bits[:whole].view(torch.int64).sum()) + int(bits[whole:].sum())
-    return tensor.data_ptr(), tensor._version, total
+    """Changes with a tensor's place, by any operation on it (its version), and with its numbers (their checksum)."""
+    bits = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+    return tensor.data_ptr(), tensor._version, zlib.crc32(bits.data)

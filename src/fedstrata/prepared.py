@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -180,13 +182,27 @@ def _check_again(model: nn.Module, again: nn.Module, layers: Layers) -> None:
     if tensors.keys() != others.keys():
         name = min(tensors.keys() ^ others.keys())
         raise RecipeError("task.model", name, "the function that builds the model gives it only sometimes")
+    for (path, module), (_, other) in zip(model.named_modules(), again.named_modules(), strict=True):
+        for attribute, value in module.__dict__.items():
+            if not attribute.startswith("_") and not _repeats(value, other.__dict__.get(attribute)):
+                name, problem = f"{path}.{attribute}".lstrip("."), "the function gives another one each time"
+                raise RecipeError("task.model", name, f"{problem}, with the same seed (a generator of its own?)")
     for name, tensor in tensors.items():
-        if name in layers.entries and tensor.data_ptr() == others[name].data_ptr() and tensor.numel():
+        if name in layers.entries and tensor.numel() and tensor.data_ptr() == others[name].data_ptr():
             problem = "the function gives the same tensor each time it is called, so runs would go on from each other"
             raise RecipeError("task.model", name, f"{problem}; build the model in it, or copy.deepcopy it")
         if not same_bits(tensor, others[name]):
             problem = "the function gives other numbers the second time with the same seed (a generator of its own?)"
             raise RecipeError("task.model", name, problem)
+
+
+def _repeats(value: Any, other: Any) -> bool:
+    """Whether two models' attributes are equal, as far as that can be told: numbers, texts, tensors and arrays."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return same_bits(value, other)
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+        return value.dtype.hasobject or value.tobytes() == other.tobytes()
+    return not isinstance(value, int | float | str) or value == other or value != value
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

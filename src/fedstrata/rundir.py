@@ -23,7 +23,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +326,20 @@ class RunDirectory:
                 f"{self.path / _file('checkpoints', state.round)} has {len(state.model)} numbers of "
                 f"{state.model.dtype}, the recipe's model {layers.numel} of {layers.dtype}"
             )
+        if layers is not None:
+            self._require_tensors(list(layers.entries))
         return state
+
+    def _require_tensors(self, found: list[str]) -> None:
+        """Refuse a model with other tensors, or in another order: equal numbers would go to the wrong ones."""
+        try:
+            stored = [str(name) for layer in self.info["layers"] for name in layer["tensors"]]
+        except (KeyError, TypeError):
+            raise RunDirectoryError(f"{self.path}/run.json is damaged: layers do not say their tensors") from None
+        if stored != found:
+            pairs = zip_longest(stored, found, fillvalue="nothing")
+            old, new = next(pair for pair in pairs if pair[0] != pair[1])
+            raise RunDirectoryError(f"{self.path}: the recipe's model has {new} where the run had {old}")
 
     def _read_checkpoint(self, round: int) -> ServerState:
         name = _file("checkpoints", round)

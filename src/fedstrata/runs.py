@@ -25,6 +25,7 @@ from fedstrata.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.evaluation import Figures, Unmeasured, evaluate
 from fedstrata.experiment import Experiment
 from fedstrata.layers import Layers
+from fedstrata.modules import is_whole
 from fedstrata.prepared import Prepared, prepare
 from fedstrata.rounds import Engine, RoundRecord, fit, lost
 from fedstrata.rundir import RunDirectory, weights_digest
@@ -253,7 +254,8 @@ class Run:
         model = prepared.build()
         prepared.layers.load(model, self.directory.latest(prepared.layers).model)
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data = tensor.data.contiguous()  # as files and `view` want it
+            if is_whole(tensor):  # and not a part of another
+                tensor.data = tensor.data.contiguous()  # as files and `view` want it
         return model.eval()
 
     def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,16 @@ from fedstrata.trainers.springs import Spring, is_due, mean_per_layer
 
 if TYPE_CHECKING:
     from fedstrata.client import Setup
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def own_copy(function: Function) -> Function:
+    """A loss or metric may count, too: every order has one that was never called."""
+    try:
+        return copy.deepcopy(function)
+    except Exception:  # whatever a user's object raises when it is copied
+        return function
 
 
 class Steps(Protocol):
@@ -51,8 +62,10 @@ class AutogradSteps:
     """With autograd and torch's optimisers, for any model."""
 
     def __init__(self, setup: Setup, model: nn.Module, data: Data, plan: Schedule, round: int) -> None:
-        self.setup, self.model, self.data, self.plan = setup, model.train(), data, plan
+        self.setup, self.model, self.data, self.plan = setup, model, data, plan
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.task_loss = own_copy(setup.task.loss)
+        model.train()
         self.optimizer = local_optimizer(setup.training, self.weights.values(), round)
         self.total, self.seen = torch.zeros((), dtype=torch.float64), 0
 
@@ -61,7 +74,7 @@ class AutogradSteps:
         indices = self.plan.batch(step)
         inputs, targets = self.setup.to_device(self.data.batch(indices))
         self.optimizer.zero_grad()
-        loss = self.setup.task.loss(self.model(inputs), targets)
+        loss = self.task_loss(self.model(inputs), targets)
         if self.setup.objective.differentiable:
             (loss + spring.energy()).backward()  # type: ignore[no-untyped-call]
             make_dense(self.weights.values())

@@ -62,8 +62,11 @@ def as_perceptron(model: nn.Module, layers: Layers, loss: Callable[..., Tensor])
     """The model as a chain of linear layers, if that is all it is and cross-entropy is what it is trained on."""
     if loss is not F.cross_entropy or type(model) is not nn.Sequential or has_hooks(model):
         return None  # a subclass may have a forward of its own
-    if any("forward" in module.__dict__ for module in model.modules()):
+    if any(callable(value) for module in model.modules() for value in module.__dict__.values()):
         return None  # and so may an object
+    places = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
+    if len(places) != len(list(model.parameters())):
+        return None  # a parameter of another class, or two that share their numbers
     entries = {entry.name: entry for layer in layers.layers for entry in layer.entries}
     chain: list[Affine] = []
     flattens = False

@@ -42,6 +42,8 @@ class Spring:
         """Add c (w − a) to the gradients; a tensor without stiffness is left alone, so no spring *is* plain."""
         for name, c in self.stiffness.items():
             w = self.local[name]
+            if not w.requires_grad:
+                continue  # frozen by the model itself while it trains
             force = c * (w - self.anchor[name])
             w.grad = force if w.grad is None else w.grad.add_(force)
 
