@@ -11,7 +11,7 @@ import pytest
 
 # In a process of its own, as the peak of a process never falls. Nothing before the round needs more than it keeps.
 SCRIPT = """
-import resource, sys
+import sys
 import numpy as np, torch
 from torch import nn
 from fedstrata.algorithms import named
@@ -37,13 +37,18 @@ class Ready:
             sent = order.mask if units is None else layers_with_units(units, self.layers)
             yield Reply("train", 1, 0, order.client, size=order.client + 1, update=update, sent=sent, units=units)
 
+def peak():
+    "In kB, of this program alone: getrusage would begin with the peak of whoever started it."
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+
 def one_round(engine):
     algorithm = named(name)
     state = initial_state(torch.ones(engine.layers.numel), algorithm, len(engine.sizes), engine.layers)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     new, record = next(fit(state, algorithm, engine, Plan(engine.layers, Training(rounds=1), record=True)))
     assert set(record.status) == {"ok"} and new.model.any() and record.layers
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / (4 * engine.layers.numel)
+    return (peak() - before) * 1024 / (4 * engine.layers.numel)
 
 name = sys.argv[1]
 one_round(Ready(50))  # whatever is loaded or set up the first time
@@ -51,7 +56,7 @@ print(one_round(Ready(4000)))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KB on Linux")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/status is of Linux")
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedlayerwise", "neuron_pruning"])
 def test_a_round_needs_one_model_more(algorithm: str) -> None:
     """With 3 updates of 128 MB: one model more, and buffers of a few MB. A second temporary would make it two."""
@@ -65,4 +70,4 @@ def test_a_round_needs_one_model_more(algorithm: str) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert 0.8 < float(done.stdout) < 1.7
+    assert 0.9 < float(done.stdout) < 1.7
