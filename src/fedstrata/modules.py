@@ -168,16 +168,18 @@ class _Origin:
             raise _CannotBePutBackError  # attributes of tensors
         _require_no_secrets(own, self.known, set(shares))
         changing = [{k: v for k, v in o.items() if k not in part[2]} for o, part in zip(own, self.parts, strict=True)]
-        self.changes = any(changing)
-        self.changing = changing
-        self.changing = self._copies()
+        self.changing, self.changes = changing, any(changing)
+        try:
+            self.changing = self._copies()
+        except Exception as error:  # whatever a user's object raises when it is copied
+            raise _CannotBePutBackError from error
 
     @classmethod
     def of(cls, model: nn.Module, layers: Layers) -> _Origin | None:
         """None, if the module cannot be put back."""
         try:
             return cls(model, layers)
-        except Exception:  # whatever a user's object raises when it is copied
+        except _CannotBePutBackError:
             return None
 
     def _copies(self) -> list[dict[str, Any]]:

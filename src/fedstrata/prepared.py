@@ -160,7 +160,7 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
     layers = Layers.of(model, experiment.grouping())
-    _check_again(model, build(), layers)
+    _check_builder(model, build(), layers)
     return Prepared(experiment, task, algorithm, build, layers, layers.flatten(model), data)
 
 
@@ -172,7 +172,7 @@ def _build(task: Task, experiment: Experiment) -> nn.Module:
     return model
 
 
-def _check_again(model: nn.Module, again: nn.Module, layers: Layers) -> None:
+def _check_builder(model: nn.Module, again: nn.Module, layers: Layers) -> None:
     """Refuse a function that gives the same tensors twice, so that runs share them, or other numbers each time."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
