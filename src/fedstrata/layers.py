@@ -59,6 +59,8 @@ class Entry:
 
         The weights of convolutions lie channels last, the layout in which they are computed fastest on a CPU.
         """
+        if len(self.shape) == 1:
+            return part
         if len(self.shape) != 4:
             return part.view((*part.shape[:-1], *self.shape))
         out, channels, height, width = self.shape
@@ -148,6 +150,11 @@ class Layers:
         """Every tensor, by its name."""
         return {entry.name: entry for layer in self.layers for entry in layer.entries}
 
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """How many numbers each entry has; they lie one behind the other."""
+        return [entry.stop - entry.start for entry in self.entries.values()]
+
     def __len__(self) -> int:
         return len(self.layers)
 
@@ -157,12 +164,8 @@ class Layers:
 
     def views(self, flat: Tensor, *, trainable_only: bool = False) -> dict[str, Tensor]:
         """Name the pieces of a flat vector; the tensors share its memory."""
-        return {
-            entry.name: entry.of(flat)
-            for layer in self.layers
-            for entry in layer.entries
-            if entry.trainable or not trainable_only
-        }
+        pieces = zip(self.entries.values(), torch.split(flat, self._sizes), strict=True)
+        return {entry.name: entry.shaped(piece) for entry, piece in pieces if entry.trainable or not trainable_only}
 
     def flatten(self, model: nn.Module) -> Tensor:
         """Copy the travelling tensors of a model into a new flat vector."""

@@ -57,7 +57,8 @@ class CleanModule:
 
     def __init__(self, build: Callable[[], nn.Module], layers: Layers) -> None:
         self.build, self.layers, self.model = build, layers, build()
-        self.entries = list(layers.entries.values())
+        self.entries = [(*entry.name.rpartition(".")[::2], entry) for entry in layers.entries.values()]
+        self._tensors = [tensor for _, tensor in self._places()]
         self._stranded = {name: tensor.clone() for name, tensor in self._at_home()}
         self._origin = _Origin.of(self.model, layers)
         self.channels_last = self._origin is not None
@@ -66,23 +67,25 @@ class CleanModule:
     @property
     def layout_matters(self) -> bool:
         """Whether `channels_last` makes any difference."""
-        return self._origin is not None and any(entry.name in self._origin.alone for entry in self.entries)
+        return self._origin is not None and any(name in self._origin.alone for name in self.layers.entries)
 
     @torch.no_grad()
     def fresh(self, flat: Tensor) -> nn.Module:
         """The module as it was built, with the numbers of `flat` in its travelling tensors."""
         if self._origin is None or not self._origin.put_back():
             self._rebuild()
-        for entry, tensor in self._places():
+        alone = self._origin.alone if self.channels_last and self._origin is not None else ()
+        for tensor, (name, numbers) in zip(self._tensors, self.layers.views(flat).items(), strict=True):
             assert tensor is not None
-            if self.channels_last and self._origin is not None and entry.name in self._origin.alone:
-                tensor.data = entry.of(flat).clone()
+            if name in alone:
+                tensor.data = numbers.clone()
             else:
-                tensor.copy_(entry.of(flat))
+                tensor.copy_(numbers)
         return self.model
 
     def _rebuild(self) -> None:
         before, self.model = self._origin, self.build()
+        self._tensors = [tensor for _, tensor in self._places()]
         if before is not None:
             self._origin = _Origin.of(self.model, self.layers)
             if self._origin is not None and (name := self._origin.differs_from(before)) is not None:
@@ -92,21 +95,25 @@ class CleanModule:
     @torch.no_grad()
     def read(self, flat: Tensor) -> None:
         """Copy the travelling tensors, as training left them, into `flat`."""
-        for entry, tensor in self._places():
-            if tensor is None or tuple(tensor.shape) != entry.shape or not tensor.is_floating_point():
+        views = self.layers.views(flat).values()
+        for (entry, tensor), numbers in zip(self._places(), views, strict=True):
+            if tensor is None or tensor.shape != entry.shape or not tensor.is_floating_point():
                 found = "gone" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
                 was = f"{self.layers.dtype} {list(entry.shape)}"
                 raise ModelError(f"model: {entry.name} is {found} after training, it was {was}")
-            entry.of(flat).copy_(tensor)
+            numbers.copy_(tensor)
 
     def _places(self) -> Iterator[tuple[Entry, Tensor | None]]:
         """Each entry and the tensor that has its name now."""
         modules = dict(self.model.named_modules())
-        for entry in self.entries:
-            path, _, attribute = entry.name.rpartition(".")
+        for path, attribute, entry in self.entries:
             module = modules.get(path)
-            own: dict[str, Tensor | None] = {} if module is None else {**module._parameters, **module._buffers}
-            yield entry, own.get(attribute)
+            if module is None:
+                yield entry, None
+            elif attribute in module._buffers:
+                yield entry, module._buffers[attribute]
+            else:
+                yield entry, module._parameters.get(attribute)
 
     def lost(self) -> str | None:
         """What training changed, and cannot travel, as a sentence."""
@@ -169,6 +176,7 @@ class _Origin:
         _require_no_secrets(own, self.known, set(shares))
         changing = [{k: v for k, v in o.items() if k not in part[2]} for o, part in zip(own, self.parts, strict=True)]
         self.changing, self.changes = changing, any(changing)
+        self.names = [{*_REGISTERED, *_EMPTY, *part[2], *own} for part, own in zip(self.parts, changing, strict=True)]
         try:
             self.changing = self._copies()
         except Exception as error:  # whatever a user's object raises when it is copied
@@ -190,18 +198,19 @@ class _Origin:
         """Undo what training changed; False, if a large tensor was."""
         if any(_mark(tensor) != mark for tensor, mark in self.watched.values()):
             return False
-        for (module, registered, fixed), changing in zip(self.parts, self._copies(), strict=True):
+        for (module, registered, fixed), names, changing in zip(self.parts, self.names, self._copies(), strict=True):
             own = module.__dict__
-            for name in own.keys() - fixed.keys() - changing.keys() - registered.keys():
-                if name in _EMPTY:
+            for name in own.keys() - names:
+                del own[name]
+            for name in _EMPTY:
+                if own.get(name):
                     own[name].clear()
-                else:
-                    del own[name]
             own.update(fixed)
             own.update(changing)
             for name, members in registered.items():
-                own[name].clear()
-                own[name].update(members)
+                if own[name] or members:
+                    own[name].clear()
+                    own[name].update(members)
         for tensor, numbers, needs_gradient, content in self.tensors:
             if not tensor.is_leaf:
                 tensor.detach_()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -150,12 +152,14 @@ _PIECE = 1 << 16
 def _pieces(cohort: Cohort, weights: Tensor) -> Iterator[_Piece]:
     """The whole model in pieces, and who has which share in them."""
     tiny = torch.finfo(torch.float64).tiny
-    for at, layer in enumerate(cohort.layers.layers):
-        mass = weights[:, at] * cohort.sent[:, at]
-        if cohort.units is None:
-            shares = (mass / mass.sum().clamp_min(tiny)).tolist()
-            yield from ((first, last, shares) for first, last in cut(layer.start, layer.stop, _PIECE))
-            continue
+    layers, masses = cohort.layers.layers, [weights[:, at] * cohort.sent[:, at] for at in range(len(cohort.layers))]
+    if cohort.units is None:
+        shares = [(mass / mass.sum().clamp_min(tiny)).tolist() for mass in masses]
+        for alike, neighbours in groupby(zip(layers, shares, strict=True), key=itemgetter(1)):
+            run = [layer for layer, _ in neighbours]
+            yield from ((first, last, alike) for first, last in cut(run[0].start, run[-1].stop, _PIECE))
+        return
+    for layer, mass in zip(layers, masses, strict=True):
         for entry in layer.entries:
             by_unit = mass[:, None] * cohort.units[:, entry.first_unit : entry.first_unit + entry.units]
             by_unit = (by_unit / by_unit.sum(0).clamp_min(tiny)).to(cohort.layers.dtype)

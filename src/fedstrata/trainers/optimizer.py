@@ -31,7 +31,7 @@ class Sgd:
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.velocities: dict[Tensor, Tensor | None] = {}
+        self.velocities: list[Tensor | None] = [None] * len(self.parameters)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -41,15 +41,13 @@ class Sgd:
     @torch.no_grad()
     def step(self) -> None:
         """Move the weights that have a gradient; a weight may get its first one later than others."""
-        moved = [parameter for parameter in self.parameters if parameter.grad is not None]
-        for group in (
-            [parameter for parameter in moved if self.velocities.get(parameter) is not None],
-            [parameter for parameter in moved if self.velocities.get(parameter) is None],
-        ):
-            velocities = [self.velocities.get(parameter) for parameter in group]
+        moved = [(at, weight, weight.grad) for at, weight in enumerate(self.parameters) if weight.grad is not None]
+        for has_begun in (True, False):
+            group = [one for one in moved if (self.velocities[one[0]] is not None) is has_begun]
+            velocities = [self.velocities[at] for at, _, _ in group]
             sgd(
-                group,
-                [parameter.grad for parameter in group if parameter.grad is not None],
+                [weight for _, weight, _ in group],
+                [gradient for _, _, gradient in group],
                 velocities,  # torch puts the first ones into this list
                 fused=True,
                 lr=self.lr,
@@ -59,14 +57,16 @@ class Sgd:
                 nesterov=False,
                 maximize=False,
             )
-            self.velocities.update(zip(group, velocities, strict=True))
+            for (at, _, _), velocity in zip(group, velocities, strict=True):
+                self.velocities[at] = velocity
 
 
 def make_dense(weights: Iterable[Tensor]) -> None:
     """Gradients of sparse embeddings as others are: neither springs nor all optimisers can take them."""
     for weight in weights:
-        if weight.grad is not None and weight.grad.layout is not torch.strided:
-            weight.grad = weight.grad.to_dense()
+        gradient = weight.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            weight.grad = gradient.to_dense()
 
 
 def local_optimizer(training: Training, parameters: Iterable[Tensor], round: int) -> Optimizer:

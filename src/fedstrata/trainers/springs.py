@@ -51,6 +51,8 @@ class Spring:
 def mean_per_layer(stiffness: Tensors, layers: Layers) -> Tensor:
     """The mean of c over each layer's trainable numbers, float64 [L]."""
     means = torch.zeros(len(layers), dtype=torch.float64)
+    if not stiffness:
+        return means
     for at, layer in enumerate(layers.layers):
         for entry in layer.entries:
             if entry.name in stiffness:
