@@ -40,6 +40,9 @@ SAMPLES = 1000
 IMAGES = 100
 """Of these, to show a convolutional network at once: so few that what lies between its layers stays in the cache."""
 
+ALIGNED = 64
+"""Bytes: torch's own tensors begin at a multiple of it, and a matrix product may be rounded otherwise elsewhere."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -122,8 +125,15 @@ class Client:
                 return self._upload(order)
             if order.kind == "evaluate":
                 return self._in_any_layout(order, lambda: self._evaluate(order))
-            self._rehearse(order)
-            return self._in_any_layout(order, lambda: self._train(order, buffer))
+            with self._random_scope(order):
+                data = self._data(order)
+                if self._by_kernel(data):
+                    return self._train(order, data, buffer)
+            self._rehearse(order, data)
+            return self._in_any_layout(order, lambda: self._train(order, self._data(order), buffer))
+
+    def _by_kernel(self, data: Data) -> bool:
+        return self._network is not None and self._network.takes(data)
 
     def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
         return rng.global_scope(
@@ -132,20 +142,20 @@ class Client:
 
     # --- train --------------------------------------------------------------------------------------------------
 
-    def _train(self, order: Order, buffer: Tensor | None) -> Reply:
+    def _train(self, order: Order, data: Data, buffer: Tensor | None) -> Reply:
         assert order.model is not None
-        data = self.setup.task.client(order.client)
         plan = schedule(len(data), order, self.setup.training, self.setup.seed)
         flat, loss, stiffness = self._trained(order, data, plan)
         update = self._difference(flat, order.model.to(self.device))
-        return self._reply(order, self._kept_in(buffer, update), loss, stiffness)
+        return self._reply(order, len(data), self._kept_in(buffer, update), loss, stiffness)
 
     def _trained(self, order: Order, data: Data, plan: Schedule) -> tuple[Tensor, float, Tensor | None]:
         """The weights after the plan's steps, the mean task loss, and the stiffness in the end."""
         assert order.model is not None
         setup, anchor = self.setup, order.model.to(self.device)
         flat = anchor.clone()
-        if self._network is not None and self._network.takes(data):
+        if self._by_kernel(data):
+            assert self._network is not None
             assert isinstance(data, Samples)
             with torch.no_grad():
                 steps = PerceptronSteps(setup, self._network, data, plan, flat, order.round)
@@ -173,11 +183,10 @@ class Client:
     def _kept_in(self, buffer: Tensor | None, update: Tensor) -> Tensor:
         return update.cpu() if buffer is None else buffer.copy_(update)
 
-    def _reply(self, order: Order, update: Tensor, loss: float, stiffness: Tensor | None) -> Reply:
+    def _reply(self, order: Order, size: int, update: Tensor, loss: float, stiffness: Tensor | None) -> Reply:
         """The update, as far as it was asked for."""
         self._forget_other_rounds(order)
         setup, layers = self.setup, self.setup.layers
-        size = len(setup.task.client(order.client))
         reply = Reply(
             "train",
             order.round,
@@ -208,14 +217,11 @@ class Client:
 
     # --- before the first order -----------------------------------------------------------------------------------
 
-    def _rehearse(self, order: Order) -> None:
+    def _rehearse(self, order: Order, data: Data) -> None:
         """Whether a client's data is the same when it is read again, and two steps repeat: once for each process.
 
         What cannot be read or trained is the client's own failure, and is left to the order itself.
         """
-        data = self.setup.task.client(order.client)
-        if self._network is not None and self._network.takes(data):
-            return
         plan = schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
         try:
             stays = isinstance(data, NestedSamples) or order.client in self._read_twice
@@ -326,9 +332,10 @@ class Client:
         loss, score = 0.0, 0.0
         whole: list[tuple[Any, Any]] = []
         in_pieces = given is None and any(isinstance(module, _ConvNd) for module in model.modules())
+        is_only_read = self._by_kernel(data)  # another forward may write to its inputs
         for start in range(0, len(rows), given or SAMPLES):
             indices = rows[start : start + (given or SAMPLES)]
-            inputs, targets = self.setup.to_device(data.batch(indices))
+            inputs, targets = self.setup.to_device(_lying(data, indices) if is_only_read else data.batch(indices))
             outputs = _outputs(model, inputs, len(indices)) if in_pieces else model(inputs)
             loss += float(task_loss(outputs, targets)) * len(indices)
             if task.metric.whole:
@@ -349,6 +356,16 @@ def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:
     """A part of a data set; it begins where a batch does, so that no batch but the last is short."""
     start, stop = (size * edge // parts // batch * batch for edge in (part, part + 1))
     return np.arange(start, size if part + 1 == parts else stop)
+
+
+def _lying(data: Data, indices: np.ndarray) -> tuple[Any, Any]:
+    """Neighbours among all samples, where they lie; gathered, if that is no place to compute from."""
+    assert isinstance(data, Samples)
+    if data.rows is None:
+        inputs, targets = data.inputs[indices[0] : indices[-1] + 1], data.targets[indices[0] : indices[-1] + 1]
+        if inputs.data_ptr() % ALIGNED == 0 and inputs.is_contiguous():
+            return inputs, targets
+    return data.batch(indices)
 
 
 def _outputs(model: nn.Module, inputs: Any, count: int) -> Any:
