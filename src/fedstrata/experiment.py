@@ -21,7 +21,8 @@ from fedstrata.algorithms import AXES, from_table
 from fedstrata.checks import BadValue, require
 from fedstrata.errors import MISSING, RecipeError
 from fedstrata.library import RECIPES
-from fedstrata.tasks.builtin import TaskConfig, build_partition
+from fedstrata.tasks.config import TaskConfig
+from fedstrata.tasks.partitions import build_partition
 from fedstrata.training import Training
 
 FORMAT = 1

@@ -27,9 +27,11 @@ from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
 from fedstrata.modules import same_bits
 from fedstrata.rounds import Engine, Plan, ServerState, initial_state, settle
-from fedstrata.tasks.builtin import PYTHON_TASK, build_task
-from fedstrata.tasks.nodes import NODES, RemoteData
-from fedstrata.tasks.task import ACCURACY, Task
+from fedstrata.tasks.builtin import build_task
+from fedstrata.tasks.config import NODES, PYTHON_TASK
+from fedstrata.tasks.metric import ACCURACY
+from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.task import Task
 
 _log = logging.getLogger("fedstrata")
 

@@ -30,9 +30,10 @@ from fedstrata.prepared import Prepared, prepare
 from fedstrata.rounds import Engine, RoundRecord, fit, lost
 from fedstrata.rundir import RunDirectory, weights_digest
 from fedstrata.storage import write_whole
-from fedstrata.tasks.builtin import PYTHON_TASK
+from fedstrata.tasks.config import PYTHON_TASK
+from fedstrata.tasks.metric import Metric
 from fedstrata.tasks.nodes import RemoteData
-from fedstrata.tasks.task import MOST_COUNTED, Metric, Task
+from fedstrata.tasks.task import MOST_COUNTED, Task
 
 CHANGEABLE_ON_RESUME = (
     "training.rounds",
