@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import forge_recipe, process_environment, run_content
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -238,6 +239,14 @@ def test_a_checkpoint_that_was_renamed_is_refused_by_name(name: str, run: Path, 
         refused(cli(*command), f"checkpoints/{name} is of round 1")
 
 
+@pytest.mark.parametrize("name", ["checkpoints/000002.safetensors", "layers/000002.safetensors"])
+def test_a_type_of_number_that_is_never_stored_is_refused_by_name(name: str, run: Path, cli: Any) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"model": torch.ones(2, dtype=torch.bfloat16)}, run / name)
+    refused(cli("show", run), f"{run / name} is damaged")
+
+
 def test_rounds_are_ordered_as_numbers(run: Path) -> None:
     """As text, 1000000 comes before 999999."""
     for name in ("999999", "1000000", "0000007"):
@@ -270,7 +279,7 @@ def test_every_file_of_a_run_says_whose_it_is(run: Path) -> None:
     directory = Run(run).directory
     assert len(directory.id) == 16
     for name in ("checkpoints/000001", "checkpoints/000002", "layers/000001", "layers/000002"):
-        metadata = Folder(run).read_tensors(f"{name}.safetensors", "numpy")[1]
+        metadata = Folder(run).read_arrays(f"{name}.safetensors")[1]
         assert (metadata["run"], metadata["round"]) == (directory.id, name[-1])
     lines = (run / "history.jsonl").read_text().splitlines()
     assert {json.loads(line)["run"] for line in lines} == {directory.id}
@@ -393,7 +402,7 @@ def as_of_format_1(path: Path) -> None:
     (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (path / "lock").write_text("12345\n")
     for file in (*(path / "layers").iterdir(), *(path / "checkpoints").iterdir()):
-        tensors, metadata = Folder(file.parent).read_tensors(file.name, "numpy")
+        tensors, metadata = Folder(file.parent).read_arrays(file.name)
         digest = hashlib.sha256(f"round {metadata['round']};".encode())
         for name in sorted(tensors):
             digest.update(f"{name}:{tensors[name].shape}:torch.{tensors[name].dtype};".encode())

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata
-from fedstrata import runs
+from fedstrata import evaluation, runs
 from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
 from fedstrata.experiment import Experiment, load
 from fedstrata.prepared import prepare
@@ -662,14 +662,14 @@ def test_interrupted_while_evaluating_keeps_all_whole_rounds(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds 1 to 3 are whole when round 4 is interrupted between training and evaluation."""
-    measure = runs.evaluate
+    measure = evaluation.evaluate
 
     def interrupted(*arguments: Any) -> Any:
         if arguments[4] == 4:
             raise KeyboardInterrupt
         return measure(*arguments)
 
-    monkeypatch.setattr(runs, "evaluate", interrupted)
+    monkeypatch.setattr(evaluation, "evaluate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
     run = fedstrata.Run(tmp_path / "run")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedstrata.runs import Run as Run
     from fedstrata.runs import resume as resume
     from fedstrata.runs import run as run
-    from fedstrata.tasks.task import Metric as Metric
+    from fedstrata.tasks.metric import Metric as Metric
     from fedstrata.tasks.task import Task as Task
 
 _HOMES = {
@@ -54,7 +54,8 @@ _HOMES = {
     "layers": ("Layers",),
     "rounds": ("Plan", "fit", "initial_state"),
     "runs": ("Run", "resume", "run"),
-    "tasks.task": ("Metric", "Task"),
+    "tasks.metric": ("Metric",),
+    "tasks.task": ("Task",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "__version__"])

@@ -11,23 +11,28 @@ Rules are frozen and hold hyperparameters only; what changes from round to round
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
-
-from fedstrata.layers import Layers
 
 if TYPE_CHECKING:
-    from fedstrata.cohort import Cohort
+    from torch import Tensor
 
-State = Mapping[str, Tensor]
+    from fedstrata.cohort import Cohort
+    from fedstrata.layers import Layers
+
+State = Mapping[str, "Tensor"]
 """What a rule remembers from round to round: small named tensors, checkpointed with the model."""
 
-Tensors = Mapping[str, Tensor]
+Tensors = Mapping[str, "Tensor"]
 """Trainable tensors by name."""
+
+Grouping = str | Mapping[str, Sequence[str]]
+"""`module`, `tensor`, `block`, or a mapping from a layer's name to patterns of tensor names ("conv1.*")."""
+
+GROUPINGS = ("module", "tensor", "block")
 
 
 class Objective(Protocol):

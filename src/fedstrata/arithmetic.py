@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
-import torch
+from fedstrata.lazy import torch
 
 ARITHMETIC = 2
 """Raised whenever the bits of any result change. A run goes on with the arithmetic that it began with, or not at all;

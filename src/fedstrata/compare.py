@@ -19,7 +19,6 @@ from pathlib import Path
 
 from fedstrata.errors import RecipeError, RunDirectoryError
 from fedstrata.experiment import Experiment, load
-from fedstrata.prepared import prepare
 from fedstrata.runs import Line, Run
 from fedstrata.storage import WHILE_WRITING, Folder, locked
 
@@ -58,6 +57,8 @@ def plan(
     data: Path | None = None,
 ) -> Comparison:
     """Check every cell before the first one runs. The same request finds the same directory again."""
+    from fedstrata.prepared import prepare
+
     for name, values in (("--algorithms", algorithms), ("--seeds", seeds)):
         if not values:
             raise RecipeError(name, list(values), "names nothing to run")
@@ -124,6 +125,8 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
     """Run one cell, or what is left of it, and yield its rounds; a finished one yields nothing."""
+    from fedstrata.prepared import prepare
+
     Folder(cell.path.parents[1]).folder("/".join(cell.path.parts[-2:]))  # no link has come in between
     if (cell.path / "run.json").exists():
         run = Run(cell.path)

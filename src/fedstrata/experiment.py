@@ -16,13 +16,13 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedstrata.algorithm import Algorithm
+from fedstrata.algorithm import GROUPINGS, Algorithm, Grouping
 from fedstrata.algorithms import AXES, from_table
 from fedstrata.checks import BadValue, require
 from fedstrata.errors import MISSING, RecipeError
-from fedstrata.layers import GROUPINGS, Grouping
 from fedstrata.library import RECIPES
-from fedstrata.tasks.builtin import TaskConfig, build_partition
+from fedstrata.tasks.config import TaskConfig
+from fedstrata.tasks.partitions import build_partition
 from fedstrata.training import Training
 
 FORMAT = 1

@@ -23,12 +23,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from fedstrata.algorithm import GROUPINGS, Grouping
 from fedstrata.errors import RecipeError
-
-Grouping = str | Mapping[str, Sequence[str]]
-"""`module`, `tensor`, `block`, or a mapping from a layer's name to patterns of tensor names ("conv1.*")."""
-
-GROUPINGS = ("module", "tensor", "block")
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,11 @@ from fedstrata.experiment import Experiment, check_accuracy_target
 from fedstrata.layers import Layers
 from fedstrata.modules import same_bits
 from fedstrata.rounds import Engine, Plan, ServerState, initial_state, settle
-from fedstrata.tasks.builtin import PYTHON_TASK, build_task
-from fedstrata.tasks.nodes import NODES, RemoteData
-from fedstrata.tasks.task import ACCURACY, Task
+from fedstrata.tasks.builtin import build_task
+from fedstrata.tasks.config import NODES, PYTHON_TASK
+from fedstrata.tasks.metric import ACCURACY
+from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.task import MOST_COUNTED, Task
 
 _log = logging.getLogger("fedstrata")
 
@@ -121,6 +123,30 @@ class Prepared:
                 f"second one, so it never pulls: clients train as in FedAvg. More epochs, or refresh = 'step', help"
             )
             _log.warning("%s", printable(f"{field} = {training.full_work}: {problem}"))
+
+    def described(self) -> dict[str, Any]:
+        """What a run directory says of it besides the recipe."""
+        task = self.task
+        notes = task.described(here=not isinstance(task.clients, RemoteData))
+        if len(notes.get("table", ())) > MOST_COUNTED:
+            del notes["table"]
+        return {
+            "resolved": {"threads": 1, "dtype": self.experiment.engine.dtype},
+            "metric": {"name": task.metric.name, "direction": task.metric.direction},
+            "clients": len(task.clients),
+            "layers": [
+                {
+                    "name": layer.name,
+                    "tensors": [entry.name for entry in layer.entries],
+                    "trainable": layer.measured - layer.start,
+                    "numbers": layer.numel,
+                    "units": layer.units,
+                    "bytes": layer.numel * self.layers.itemsize,
+                }
+                for layer in self.layers.layers
+            ],
+            "data": notes,
+        }
 
     def first_state(self) -> ServerState:
         """The server before round 1."""

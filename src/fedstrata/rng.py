@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
+
+from fedstrata.lazy import torch
 
 SERVER = -1
 """The "client" of what the server itself draws."""

@@ -114,6 +114,11 @@ class RoundRecord:
     """What was lost in attempts before this one: attempt, client and why."""
 
     @property
+    def lost(self) -> list[tuple[int, str]]:
+        """Who has no usable reply in the attempt that counts, and why."""
+        return lost(self.clients, self.status)
+
+    @property
     def train_loss(self) -> float:
         """The clients' training losses, weighted by size."""
         known = np.isfinite(self.losses)

@@ -23,21 +23,23 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from safetensors.numpy import save as save_arrays
-from safetensors.torch import save as save_tensors
+from safetensors.numpy import save
 
 from fedstrata.arithmetic import ARITHMETIC
 from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import Experiment
-from fedstrata.layers import Layers
-from fedstrata.rounds import RoundRecord, ServerState
+from fedstrata.lazy import torch
 from fedstrata.storage import TEMPORARY, WHILE_WRITING, Folder, locked, sync_folder
+
+if TYPE_CHECKING:
+    from fedstrata.layers import Layers
+    from fedstrata.rounds import RoundRecord, ServerState
 
 FORMAT = 2
 """Version of the run directory's format."""
@@ -88,9 +90,17 @@ def _is_environment(entry: Any) -> bool:
     return isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
 
 
-def weights_digest(model: torch.Tensor) -> str:
-    """SHA-256 of the flat model."""
-    return hashlib.sha256(model.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server's state after a round, as it lies in the file: `model`, `objective/…`, `weighting/…`, `server/…`."""
+
+    round: int
+    arrays: Mapping[str, np.ndarray]
+
+    @property
+    def weights_sha256(self) -> str:
+        """SHA-256 of the flat model."""
+        return hashlib.sha256(self.arrays["model"].data).hexdigest()
 
 
 class RunDirectory:
@@ -240,7 +250,7 @@ class RunDirectory:
         arrays |= {"clients": record.clients, "sizes": record.sizes, "work": record.work, "loss": record.losses}
         arrays = {name: np.ascontiguousarray(values) for name, values in sorted(arrays.items())}
         metadata = {"run": str(self.id), "round": str(record.round)}
-        self._files.write(_file("layers", record.round), save_arrays(arrays, metadata))
+        self._files.write(_file("layers", record.round), save(arrays, metadata))
 
     def append_history(self, line: dict[str, Any]) -> None:
         """Add the round's line."""
@@ -306,21 +316,26 @@ class RunDirectory:
         """The per-layer figures of a round."""
         name = _file("layers", round)
         try:
-            tensors, metadata = self._files.read_tensors(name, "numpy")
+            arrays, metadata = self._files.read_arrays(name)
         except FileNotFoundError:
             raise RunDirectoryError(f"{self.path} has no per-layer figures of round {round}") from None
         except OSError as error:
             raise RunDirectoryError(f"{self.path / name} is damaged: {error}") from None
         if self.id is not None:
             self._require_ours(name, metadata, round)
-        return tensors
+        return arrays
 
     def latest(self, layers: Layers | None = None) -> ServerState:
-        """The state after the last checkpoint, checked against its digest and, if given, the model's layout."""
-        rounds = self._rounds("checkpoints")
-        if not rounds:
-            raise RunDirectoryError(f"{self.path}/checkpoints is empty")
-        state = self._read_checkpoint(rounds[-1])
+        """The state after the last checkpoint, checked, if they are given, against the model's layers."""
+        from fedstrata.rounds import ServerState
+
+        last = self.last_checkpoint()
+        parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
+        for key, array in last.arrays.items():
+            part, _, rest = key.partition("/")
+            if part in parts:
+                parts[part][rest] = torch.from_numpy(array)
+        state = ServerState(last.round, torch.from_numpy(last.arrays["model"]), **parts)
         if layers is not None and (len(state.model) != layers.numel or state.model.dtype != layers.dtype):
             raise RunDirectoryError(
                 f"{self.path / _file('checkpoints', state.round)} has {len(state.model)} numbers of "
@@ -341,26 +356,26 @@ class RunDirectory:
             old, new = next(pair for pair in pairs if pair[0] != pair[1])
             raise RunDirectoryError(f"{self.path}: the recipe's model has {new} where the run had {old}")
 
-    def _read_checkpoint(self, round: int) -> ServerState:
+    def last_checkpoint(self) -> Checkpoint:
+        """The last checkpoint, checked against its digest."""
+        rounds = self._rounds("checkpoints")
+        if not rounds:
+            raise RunDirectoryError(f"{self.path}/checkpoints is empty")
+        round = rounds[-1]
         name = _file("checkpoints", round)
         remedy = "delete it to go on from the checkpoint before it"
         try:
-            tensors, metadata = self._files.read_tensors(name, "pt")
+            arrays, metadata = self._files.read_arrays(name)
         except (OSError, RunDirectoryError) as error:
             raise RunDirectoryError(f"checkpoint {error}; {remedy}") from None
         path = self.path / name
         if metadata.get("format") != str(self.info["format"]):
             problem = f"format = {metadata.get('format')!r}, expected {str(self.info['format'])!r}"
             raise RunDirectoryError(f"checkpoint {path}: {problem}")
-        if "model" not in tensors or metadata.get("sha256") != _digest(tensors, metadata):
+        if "model" not in arrays or metadata.get("sha256") != _digest(arrays, metadata):
             raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
         self._require_ours(name, metadata, round)
-        parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
-        for key, tensor in tensors.items():
-            part, _, rest = key.partition("/")
-            if part in parts:
-                parts[part][rest] = tensor
-        return ServerState(round, tensors["model"], **parts)
+        return Checkpoint(round, arrays)
 
     def _require_ours(self, name: str, metadata: Mapping[str, str], round: int) -> None:
         """Refuse a file of another run, or one that was renamed."""
@@ -382,19 +397,19 @@ def _write_checkpoint(files: Folder, state: ServerState, run: str) -> None:
     tensors = {"model": state.model}
     for part in ("objective", "weighting", "server"):
         tensors |= {f"{part}/{name}": tensor for name, tensor in getattr(state, part).items()}
-    tensors = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    arrays = {name: tensors[name].detach().cpu().contiguous().numpy() for name in sorted(tensors)}
     metadata = {"format": str(FORMAT), "run": run, "round": str(state.round)}
-    metadata["sha256"] = _digest(tensors, metadata)
-    files.write(_file("checkpoints", state.round), save_tensors(tensors, metadata))
+    metadata["sha256"] = _digest(arrays, metadata)
+    files.write(_file("checkpoints", state.round), save(arrays, metadata))
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> str:
-    """Of all that a checkpoint says, the run and the round included."""
+def _digest(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    """Of all that a checkpoint says, the run and the round included; types go by the names that torch has for them."""
     whose = f"run {metadata['run']};" if "run" in metadata else ""
     digest = hashlib.sha256(f"{whose}round {metadata.get('round')};".encode())
-    for name in sorted(tensors):
-        digest.update(f"{name}:{tuple(tensors[name].shape)}:{tensors[name].dtype};".encode())
-        digest.update(tensors[name].contiguous().numpy().data)
+    for name in sorted(arrays):
+        digest.update(f"{name}:{arrays[name].shape}:torch.{arrays[name].dtype};".encode())
+        digest.update(arrays[name].data)
     return digest.hexdigest()
 
 

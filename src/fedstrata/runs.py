@@ -2,6 +2,8 @@
 
 run = fedstrata.run("quickstart", algorithm="fedldf", settings={"training.rounds": 5})
 print(run.summary(), run.figures(5)["divergence"])
+
+Whoever only looks at runs does not wait for torch: what computes is imported by the methods that compute.
 """
 
 from __future__ import annotations
@@ -13,26 +15,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import save
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from fedstrata import experiment as experiments
 from fedstrata.algorithm import Algorithm
 from fedstrata.algorithms import to_table
 from fedstrata.errors import RecipeError, RunDirectoryError, printable
-from fedstrata.evaluation import Figures, Unmeasured, evaluate
 from fedstrata.experiment import Experiment
-from fedstrata.layers import Layers
-from fedstrata.modules import is_whole
-from fedstrata.prepared import Prepared, prepare
-from fedstrata.rounds import Engine, RoundRecord, fit, lost
-from fedstrata.rundir import RunDirectory, weights_digest
+from fedstrata.rundir import RunDirectory
 from fedstrata.storage import write_whole
-from fedstrata.tasks.builtin import PYTHON_TASK
-from fedstrata.tasks.nodes import RemoteData
-from fedstrata.tasks.task import MOST_COUNTED, Metric, Task
+from fedstrata.tasks.config import PYTHON_TASK
+from fedstrata.tasks.metric import Metric
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedstrata.evaluation import Figures, Unmeasured
+    from fedstrata.layers import Layers
+    from fedstrata.prepared import Prepared
+    from fedstrata.rounds import Engine, RoundRecord
+    from fedstrata.tasks.task import Task
 
 CHANGEABLE_ON_RESUME = (
     "training.rounds",
@@ -68,6 +70,8 @@ class Run:
         data: Path | None = None,
     ) -> tuple[Run, Prepared]:
         """Check everything, and make the run directory."""
+        from fedstrata.prepared import prepare
+
         if task is not None:
             experiment = experiment.model_copy(
                 update={"task": experiment.task.model_copy(update={"function": PYTHON_TASK})}
@@ -80,7 +84,8 @@ class Run:
     @classmethod
     def start(cls, prepared: Prepared, out: str | Path | None = None) -> Run:
         """Make the run directory of what is prepared."""
-        about, state = _describe(prepared), prepared.first_state()
+        created = datetime.now().astimezone().isoformat(timespec="seconds")
+        about, state = {"created": created, **prepared.described()}, prepared.first_state()
         while True:
             path = Path(out) if out is not None else default_directory(prepared.experiment)
             try:
@@ -93,6 +98,8 @@ class Run:
 
     def prepare(self, **sources: Any) -> Prepared:
         """Load what the run needs to go on."""
+        from fedstrata.prepared import prepare
+
         self.directory.require_resumable()
         return prepare(self.experiment, **sources)
 
@@ -104,6 +111,9 @@ class Run:
         An `engine` that is given already runs; otherwise the experiment's own is started, and stopped at the end.
         Going on with another torch, NumPy or CPU is said and recorded; if `strict`, it is refused.
         """
+        from fedstrata.evaluation import evaluate
+        from fedstrata.rounds import fit
+
         directory = self.directory
         directory.require_resumable(strict)
         with ExitStack() as stack:
@@ -202,7 +212,7 @@ class Run:
         return bool(history) and self._is_over(history, history[-1]["round"]) and self._checkpointed(history)
 
     def _checkpointed(self, history: list[Line]) -> bool:
-        return bool(self.directory.latest().round == history[-1]["round"])
+        return bool(self.directory.last_checkpoint().round == history[-1]["round"])
 
     def curve(self, history: list[Line] | None = None) -> list[tuple[int, float]]:
         """The metric over rounds, on the set that decides."""
@@ -237,7 +247,7 @@ class Run:
             "rounds_to_target": reached,
             "upload": history[-1]["upload_total"] if history else 0,
             "upload_to_target": to_target,
-            "weights_sha256": weights_digest(self.directory.latest().model),
+            "weights_sha256": self.directory.last_checkpoint().weights_sha256,
         }
 
     def announce_imports(self) -> None:
@@ -248,6 +258,9 @@ class Run:
 
     def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
         """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
+        from fedstrata.modules import is_whole
+        from fedstrata.prepared import prepare
+
         if task is None:
             self.announce_imports()
         prepared = prepare(self.experiment, task, data)
@@ -260,6 +273,9 @@ class Run:
 
     def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
         """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
+        from safetensors.torch import save
+        from torch import Tensor
+
         target = Path(path)
         if target.exists():
             raise RunDirectoryError(f"{target} exists; it is not overwritten")
@@ -338,7 +354,7 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), s
                 raise RecipeError(key, value, f"cannot change when a run is resumed; only {allowed} can")
             experiments.set_key(table, key, value)
         changed = Experiment.parse(table)
-        done = old.directory.latest().round
+        done = old.directory.last_checkpoint().round
         if changed.training.rounds < done:
             raise RecipeError("training.rounds", changed.training.rounds, f"{done} rounds are already done")
         old.directory.rewrite_recipe(changed)
@@ -361,32 +377,6 @@ def default_directory(experiment: Experiment) -> Path:
     return path
 
 
-def _describe(prepared: Prepared) -> dict[str, Any]:
-    """What run.json says of the experiment besides the recipe."""
-    task = prepared.task
-    notes = task.described(here=not isinstance(task.clients, RemoteData))
-    if len(notes.get("table", ())) > MOST_COUNTED:
-        del notes["table"]
-    return {
-        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "resolved": {"threads": 1, "dtype": prepared.experiment.engine.dtype},
-        "metric": {"name": task.metric.name, "direction": task.metric.direction},
-        "clients": len(task.clients),
-        "layers": [
-            {
-                "name": layer.name,
-                "tensors": [entry.name for entry in layer.entries],
-                "trainable": layer.measured - layer.start,
-                "numbers": layer.numel,
-                "units": layer.units,
-                "bytes": layer.numel * prepared.layers.itemsize,
-            }
-            for layer in prepared.layers.layers
-        ],
-        "data": notes,
-    }
-
-
 def _line(
     record: RoundRecord,
     layers: Layers,
@@ -403,7 +393,7 @@ def _line(
         "attempt": record.attempt,
         "clients": len(record.clients),
         "replies": sum(status.startswith("ok") for status in record.status),
-        "lost": [{"client": client, "why": why} for client, why in lost(record.clients, record.status)],
+        "lost": [{"client": client, "why": why} for client, why in record.lost],
         "earlier": [{"attempt": attempt, "client": client, "why": why} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in figures.items()},

@@ -16,12 +16,15 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from fedstrata.errors import DiskFull, RunDirectoryError
 from fedstrata.wording import size
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TEMPORARY = ".partial"
 
@@ -61,14 +64,14 @@ class Folder:
             raise RunDirectoryError(f"{self.path / name} is damaged: it has more than {size(most)}")
         return content
 
-    def read_tensors(self, name: str, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """The tensors and the metadata of a safetensors file."""
+    def read_arrays(self, name: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """The arrays and the metadata of a safetensors file."""
         handle = self._open(name, os.O_RDONLY)
         try:
-            with safe_open(f"/dev/fd/{handle}", framework=framework) as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-                return tensors, dict(file.metadata() or {})
-        except (SafetensorError, MemoryError) as error:
+            with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                return arrays, dict(file.metadata() or {})
+        except (SafetensorError, MemoryError, TypeError) as error:  # TypeError: a dtype that NumPy does not have
             raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
         finally:
             os.close(handle)

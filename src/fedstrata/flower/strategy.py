@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 from torch import Tensor
 
-from fedstrata.algorithm import Algorithm, State
+from fedstrata.algorithm import Algorithm, Grouping, State
 from fedstrata.algorithms import AXES
 from fedstrata.arithmetic import steady
 from fedstrata.checks import require
@@ -32,7 +32,7 @@ from fedstrata.flower.privacy import check_noise, is_noisy
 from fedstrata.flower.replies import read_size, told
 from fedstrata.flower.round import RoundUnderWay, Server
 from fedstrata.flower.wire import Ask, Packing, names, rule_to_json
-from fedstrata.layers import Grouping, Layers
+from fedstrata.layers import Layers
 from fedstrata.objectives import Plain
 from fedstrata.rounds import RoundRecord, conclude, initial_state, layer_figures, settle
 

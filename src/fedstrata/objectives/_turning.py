@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def one_minus_cosine(w: Tensor, a: Tensor, unit: int, groups: int = 1) -> Tensor:

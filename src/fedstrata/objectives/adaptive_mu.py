@@ -8,14 +8,16 @@ Client k minimises F_k(w) + Σ_l (μ_l/2) ‖w_l − w_l^t‖². After each aggr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.algorithm import State, Tensors
 from fedstrata.checks import require
-from fedstrata.layers import Layers
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

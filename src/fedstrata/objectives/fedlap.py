@@ -12,15 +12,17 @@ so it is zero in the first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedstrata.algorithm import State, Tensors
 from fedstrata.checks import require
-from fedstrata.layers import Layers
+from fedstrata.lazy import torch
 from fedstrata.objectives._turning import one_minus_cosine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.algorithm import State, Tensors
-from fedstrata.layers import Layers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ and asks for those in a second exchange. Upload is n/K of FedAvg's plus K·L num
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from fedstrata.layers import Layers
+from fedstrata.lazy import torch
 from fedstrata.selections._share import SomeClients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ with the aligned entries of bias and BatchNorm; indices count as upload; a unit 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.checks import require
-from fedstrata.layers import Layers
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -10,54 +10,18 @@ from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedstrata import rng
-from fedstrata.checks import BadValue, require
+from fedstrata.checks import BadValue
 from fedstrata.errors import MISSING, DataError, FedstrataError, RecipeError
-from fedstrata.registry import build, check_type, did_you_mean, find, import_object
+from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
+from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
 from fedstrata.tasks.models import MODELS
-from fedstrata.tasks.nodes import NODES, NodesConfig, RemoteData
-from fedstrata.tasks.partitions import PARTITIONS, Partition, held_out_sizes, split
+from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.partitions import Partition, build_partition, held_out_sizes, split
 from fedstrata.tasks.task import Samples, Task, as_data
-
-
-class TaskConfig(BaseModel):
-    """The `[task]` table of a recipe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    dataset: str = Field(
-        "mnist-mini",
-        description="a name; module:function giving ((x, y), (x, y)), train and test; or nodes, each client's own",
-    )
-    inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
-    validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
-    partition: dict[str, Any] = Field(
-        default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
-    )
-    nodes: NodesConfig | None = Field(None, description="what the clients' own data looks like, for dataset = nodes")
-    model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
-    function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
-
-    @model_validator(mode="after")
-    def _check(self) -> TaskConfig:
-        if self.function is not None:
-            return self
-        require((self.dataset == NODES) == (self.nodes is not None), "nodes", self.nodes, "goes with dataset = 'nodes'")
-        if self.nodes is not None:
-            require(self.validation == 0, "validation", self.validation, "the server has no data of dataset = 'nodes'")
-            for name, given in (("mean", self.nodes.mean), ("std", self.nodes.std)):
-                fits = (given is not None) == (self.inputs == "normalised")
-                require(fits, f"nodes.{name}", given, f"goes with inputs = 'normalised', which is {self.inputs!r}")
-        return self
-
-
-PYTHON_TASK = "python"
-"""What `task.function` says when the Task was handed over in Python."""
 
 
 @dataclass(frozen=True)
@@ -226,34 +190,6 @@ def _partition(table: Mapping[str, Any], labels: np.ndarray, seed: int) -> Parti
     if len(partition) == 0 or not (partition.sizes > 0).any():
         raise DataError(f"task.partition = {table.get('name')!r}: no client has any sample")
     return partition
-
-
-def build_partition(table: Mapping[str, Any]) -> Any:
-    """The partition scheme that a recipe's `[task.partition]` names."""
-    options = dict(table)
-    if "name" not in options:
-        raise RecipeError("task.partition.name", MISSING, f"is missing; there are: {', '.join(PARTITIONS)}")
-    scheme = find("task.partition.name", options.pop("name"), PARTITIONS)
-    if not isinstance(scheme, type):  # a function of labels and generator
-        return _FunctionPartition(scheme, options)
-    built = build(scheme, options, "task.partition")
-    if not hasattr(built, "split"):
-        raise RecipeError("task.partition.name", scheme.__name__, "is no partition: it lacks split")
-    return built
-
-
-@dataclass(frozen=True)
-class _FunctionPartition:
-    """A user's partition that is a function: (labels, generator, **options) -> one array of indices per client."""
-
-    function: Callable[..., Any]
-    options: dict[str, Any]
-
-    def split(self, labels: np.ndarray, generator: np.random.Generator) -> Any:
-        try:
-            return self.function(labels, generator, **self.options)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
 
 
 def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:

@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
-from torch import nn
+from fedstrata.lazy import nn
 
 Shape = tuple[int, ...]
 """Of one input; of an image: channels, height, width."""

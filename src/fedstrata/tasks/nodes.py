@@ -13,50 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedstrata import rng
-from fedstrata.checks import require
 from fedstrata.errors import DataError, FedstrataError, RecipeError
 from fedstrata.registry import import_object
+from fedstrata.tasks.config import NodesConfig
 from fedstrata.tasks.folders import read_folder
 from fedstrata.tasks.partitions import split
 from fedstrata.tasks.task import Data, Samples, Task, as_data
-
-NODES = "nodes"
-"""What `task.dataset` says."""
-
-
-class NodesConfig(BaseModel):
-    """The `[task.nodes]` table of a recipe: what every node's data looks like."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    clients: int = Field(ge=1, description="how many nodes there are")
-    shape: list[int] = Field(min_length=1, description="of one input; of an image: channels, height, width")
-    classes: int | list[str] = Field(description="how many there are, or their names")
-    mean: list[float] | None = Field(
-        None, description="per channel, for task.inputs = 'normalised'; of images in [0, 1]"
-    )
-    std: list[float] | None = Field(None, description="per channel, likewise")
-
-    @model_validator(mode="after")
-    def _check(self) -> NodesConfig:
-        require(min(self.shape) >= 1, "shape", self.shape, "must be of numbers from 1")
-        names = self.class_names
-        require(len(names) >= 2, "classes", self.classes, "must be at least 2")
-        require(len(set(names)) == len(names), "classes", self.classes, "has a name twice")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            fits = values is None or len(values) == self.shape[0]
-            require(fits, name, values, f"must have a number for each of the {self.shape[0]} channels")
-        require(self.std is None or min(self.std) > 0, "std", self.std, "must be positive")
-        return self
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """A name for each class, its number if it has no other."""
-        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A scheme is a frozen dataclass of hyperparameters. `split` draws from the genera
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from fedstrata import rng
 from fedstrata.checks import require
+from fedstrata.errors import MISSING, RecipeError
+from fedstrata.registry import build, find
 
 Ints = NDArray[np.int64]
 
@@ -292,6 +294,37 @@ PARTITIONS: dict[str, type] = {
     "two_class_dirichlet": TwoClassDirichlet,
 }
 """Every scheme by name."""
+
+
+def build_partition(table: Mapping[str, Any]) -> Any:
+    """The partition scheme that a recipe's `[task.partition]` names."""
+    options = dict(table)
+    if "name" not in options:
+        raise RecipeError("task.partition.name", MISSING, f"is missing; there are: {', '.join(PARTITIONS)}")
+    scheme = find("task.partition.name", options.pop("name"), PARTITIONS)
+    if not isinstance(scheme, type):  # a function of labels and generator
+        return _FunctionPartition(scheme, options)
+    built = build(scheme, options, "task.partition")
+    if not hasattr(built, "split"):
+        raise RecipeError("task.partition.name", scheme.__name__, "is no partition: it lacks split")
+    return built
+
+
+@dataclass(frozen=True)
+class _FunctionPartition:
+    """A user's partition that is a function: (labels, generator, **options) -> one array of indices per client."""
+
+    function: Callable[..., Any]
+    options: dict[str, Any]
+
+    def split(self, labels: np.ndarray, generator: np.random.Generator) -> Any:
+        try:
+            return self.function(labels, generator, **self.options)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+# --- how they deal ---------------------------------------------------------------------------------------------------
 
 
 def _x_class_nodes(

@@ -6,11 +6,10 @@ A user's own task is a `Task` built in Python, or by a function that a recipe na
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from numbers import Number
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from fedstrata.errors import DataError
+from fedstrata.tasks.metric import ACCURACY, Metric
 from fedstrata.tasks.nests import leaves, map_nest
 
 MOST_COUNTED = 1000
@@ -138,36 +138,6 @@ def _kind(found: object) -> str:
     """What something is, in a few words."""
     size = f" of {len(found)}" if isinstance(found, tuple | list | Mapping) else ""
     return f"{type(found).__name__}{size}"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What is better, and how it is measured.
-
-    `function(outputs, targets)` gives the mean over a batch of samples; with `whole=True` it needs all samples of a
-    data set at once (an AUC, an F1 score).
-    """
-
-    name: str
-    function: Callable[[Any, Any], Tensor | float]
-    direction: Literal["max", "min"] = "max"
-    whole: bool = False
-
-    @property
-    def worst(self) -> float:
-        """What a value that is no number counts as."""
-        return -math.inf if self.direction == "max" else math.inf
-
-    def reached(self, value: float, target: float) -> bool:
-        """Whether a value is at least as good as the target."""
-        return value >= target if self.direction == "max" else value <= target
-
-
-def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.argmax(1) == targets).double().mean()
-
-
-ACCURACY = Metric("accuracy", _accuracy)
 
 
 def as_data(data: object, what: str) -> Data:

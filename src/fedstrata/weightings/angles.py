@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedstrata.checks import require
+from fedstrata.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Smoothing = Literal["participation", "round"]
 """What t is in the running mean (eq 8) of a client that does not take part every round: the number of rounds it has

@@ -8,14 +8,17 @@ that k sent, and who sent nothing keeps angle and count.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedstrata.algorithm import State
-from fedstrata.cohort import Cohort
-from fedstrata.layers import Layers
+from fedstrata.lazy import torch
 from fedstrata.weightings.angles import Smoothing, check_alpha, importance, psi, smooth
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.cohort import Cohort
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedstrata.algorithm import State
-from fedstrata.cohort import Cohort
-from fedstrata.layers import Layers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.cohort import Cohort
+    from fedstrata.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ from fedstrata.errors import MISSING, RecipeError, UserError
 from fedstrata.experiment import Experiment
 from fedstrata.prepared import prepare
 from fedstrata.tasks import datasets
-from fedstrata.tasks.builtin import build_partition, channel_statistics
-from fedstrata.tasks.nodes import NODES
+from fedstrata.tasks.builtin import channel_statistics
+from fedstrata.tasks.config import NODES
+from fedstrata.tasks.partitions import build_partition
 
 LOOPBACK = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"

@@ -1,0 +1,78 @@
+"""The `[task]` table of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedstrata.checks import require
+
+PYTHON_TASK = "python"
+"""What `task.function` says when the Task was handed over in Python."""
+
+NODES = "nodes"
+"""What `task.dataset` says when each client's data is on its own node."""
+
+
+class NodesConfig(BaseModel):
+    """The `[task.nodes]` table of a recipe: what every node's data looks like."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    clients: int = Field(ge=1, description="how many nodes there are")
+    shape: list[int] = Field(min_length=1, description="of one input; of an image: channels, height, width")
+    classes: int | list[str] = Field(description="how many there are, or their names")
+    mean: list[float] | None = Field(
+        None, description="per channel, for task.inputs = 'normalised'; of images in [0, 1]"
+    )
+    std: list[float] | None = Field(None, description="per channel, likewise")
+
+    @model_validator(mode="after")
+    def _check(self) -> NodesConfig:
+        require(min(self.shape) >= 1, "shape", self.shape, "must be of numbers from 1")
+        names = self.class_names
+        require(len(names) >= 2, "classes", self.classes, "must be at least 2")
+        require(len(set(names)) == len(names), "classes", self.classes, "has a name twice")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            fits = values is None or len(values) == self.shape[0]
+            require(fits, name, values, f"must have a number for each of the {self.shape[0]} channels")
+        require(self.std is None or min(self.std) > 0, "std", self.std, "must be positive")
+        return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """A name for each class, its number if it has no other."""
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
+
+
+class TaskConfig(BaseModel):
+    """The `[task]` table of a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dataset: str = Field(
+        "mnist-mini",
+        description="a name; module:function giving ((x, y), (x, y)), train and test; or nodes, each client's own",
+    )
+    inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
+    validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
+    partition: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
+    )
+    nodes: NodesConfig | None = Field(None, description="what the clients' own data looks like, for dataset = nodes")
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
+    function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
+
+    @model_validator(mode="after")
+    def _check(self) -> TaskConfig:
+        if self.function is not None:
+            return self
+        require((self.dataset == NODES) == (self.nodes is not None), "nodes", self.nodes, "goes with dataset = 'nodes'")
+        if self.nodes is not None:
+            require(self.validation == 0, "validation", self.validation, "the server has no data of dataset = 'nodes'")
+            for name, given in (("mean", self.nodes.mean), ("std", self.nodes.std)):
+                fits = (given is not None) == (self.inputs == "normalised")
+                require(fits, f"nodes.{name}", given, f"goes with inputs = 'normalised', which is {self.inputs!r}")
+        return self
