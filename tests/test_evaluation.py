@@ -67,6 +67,52 @@ def test_the_servers_sets(blobs: Any) -> None:
         assert figures[name]["samples"] == len(task.evaluation[name][1])
 
 
+class Doubles(nn.Module):
+    """A layer that writes to what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+def forgetful(outputs: Tensor, targets: Tensor) -> Tensor:
+    """An accuracy that leaves nothing of outputs and targets."""
+    right = (outputs.argmax(1) == targets).double().mean()
+    outputs.zero_()
+    targets.zero_()
+    return right
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_what_is_evaluated_stays_as_it_is(blobs: Any, doubles: bool) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(Doubles(), nn.Linear(2, 2)) if doubles else nn.Sequential(nn.Linear(2, 2))
+
+    task = task_of(blobs, model=build, metric=Metric("accuracy", forgetful))
+    before = [tensor.clone() for tensor in task.evaluation["test"]]
+    first, second = (measure(task, ["test"])[0] for _ in range(2))
+    assert first == second
+    assert all(map(torch.equal, before, task.evaluation["test"]))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 16])
+def test_inputs_give_the_same_wherever_they_lie(offset: int) -> None:
+    """In their own memory or in the middle of another tensor's, gathered by rows or not."""
+    generator = torch.Generator().manual_seed(5)
+    inputs, targets = torch.randn(2700, 7, generator=generator), torch.randint(0, 3, (2700,), generator=generator)
+    room = torch.empty(offset + inputs.numel())
+    lying = room[offset:].view_as(inputs).copy_(inputs)
+    sets = {
+        "test": (inputs, targets),
+        "lying": (lying, targets),
+        "rows": Samples(inputs, targets, np.arange(2700)),
+        "transposed": (inputs.t().contiguous().t(), targets),
+    }
+    task = Task(lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)), [sets["test"]], evaluation=sets)
+    figures, model = measure(task, list(sets))
+    assert all(found == figures["test"] for found in figures.values())
+    assert figures["test"]["loss"] == pytest.approx(by_hand(model, sets["test"])[0], rel=1e-6)
+
+
 def test_clients_own_data_counts_by_its_size(blobs: Any) -> None:
     task = task_of(blobs)
     figures, model = measure(task, ["clients"])

@@ -359,12 +359,12 @@ def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:
 
 
 def _lying(data: Data, indices: np.ndarray) -> tuple[Any, Any]:
-    """Neighbours among all samples, where they lie; gathered, if that is no place to compute from."""
+    """Inputs where they lie, for whoever only reads them; gathered, if that is no place to compute from."""
     assert isinstance(data, Samples)
     if data.rows is None:
-        inputs, targets = data.inputs[indices[0] : indices[-1] + 1], data.targets[indices[0] : indices[-1] + 1]
+        inputs = data.inputs[indices[0] : indices[-1] + 1]
         if inputs.data_ptr() % ALIGNED == 0 and inputs.is_contiguous():
-            return inputs, targets
+            return inputs, data.targets[torch.from_numpy(indices)]
     return data.batch(indices)
 
 
