@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fedstrata
-from fedstrata.reproductions.study import Arm, Claim, Measure, Plot, Quick, Study, StudyCell
+from reproductions.study import Arm, Claim, Measure, Plot, Quick, Study, StudyCell
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -16,8 +16,8 @@ from fedstrata import experiment, rundir
 from fedstrata.arithmetic import ARITHMETIC
 from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import EngineConfig, load
-from fedstrata.reproductions.results import machine, same_machine
 from fedstrata.runs import Run
+from reproductions.results import machine, same_machine
 
 Said = Callable[[], list[str]]
 

@@ -9,8 +9,6 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +24,18 @@ import fedstrata
 from fedstrata.arithmetic import ARITHMETIC
 from fedstrata.errors import RecipeError, UserError
 from fedstrata.experiment import load
-from fedstrata.reproductions import outdated
-from fedstrata.reproductions.claims import Finding, Known, Ruling, _best, check, decide, outcome, score
-from fedstrata.reproductions.jobs import is_finished, run_all
-from fedstrata.reproductions.measures import measure, read
-from fedstrata.reproductions.page import _why, build
-from fedstrata.reproductions.repeats import Repeats
-from fedstrata.reproductions.report import claims_table, differences_table, measured_tables, summary, verdict
-from fedstrata.reproductions.results import Results, machine, same_machine, series_of, store
-from fedstrata.reproductions.study import (
+from fedstrata.runs import Run
+from fedstrata.storage import locked
+from fedstrata.tasks import datasets
+from reproductions import outdated
+from reproductions.claims import Finding, Known, Ruling, _best, check, decide, outcome, score
+from reproductions.jobs import is_finished, run_all
+from reproductions.measures import measure, read
+from reproductions.page import _why, build
+from reproductions.repeats import Repeats
+from reproductions.report import claims_table, differences_table, measured_tables, summary, verdict
+from reproductions.results import Results, machine, same_machine, series_of, store
+from reproductions.study import (
     Claim,
     Measure,
     Study,
@@ -43,9 +44,6 @@ from fedstrata.reproductions.study import (
     recipe_hash,
     studies,
 )
-from fedstrata.runs import Run
-from fedstrata.storage import locked
-from fedstrata.tasks import datasets
 
 ROOT = Path(__file__).parent.parent
 INF = math.inf
@@ -936,7 +934,7 @@ def test_results_of_another_default_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("counted", [1, 2])
 def test_stored_runs_of_an_older_arithmetic_are_no_seeds(
-    counted: int, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    counted: int, reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From when it counts, and of the arms whose bits it changed; in the study, and where another one reads it."""
     monkeypatch.setattr(outdated, "COUNTED", counted)
@@ -944,12 +942,12 @@ def test_stored_runs_of_an_older_arithmetic_are_no_seeds(
     file, other = tmp_path / "small.toml", small(name="other", cells=SMALL["cells"][:1])
     file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
     study, borrower = load_study(file), Study.parse(other)
-    command = ["reproduce", file, "--seeds", "0,1", "--out", tmp_path / "out", "--results", tmp_path / "results"]
-    assert cli(*command).code == 0
+    command = ["run", file, "--seeds", "0,1", "--runs", tmp_path / "out", "--results", tmp_path / "results"]
+    assert reproduce(*command).code == 0
     path = tmp_path / "results" / "small" / "a.json"
     assert {one["arithmetic"] for arm in stored_arms(path).values() for one in arm["runs"].values()} == {ARITHMETIC}
     forge_runs(path, ["0"], weights_sha256="0" * 64)
-    assert "ended with other weights" in cli(*command).err  # seed 0 is one of ours, and must be the same
+    assert "ended with other weights" in reproduce(*command).err  # seed 0 is one of ours, and must be the same
     forge_runs(path, ["0"], arithmetic=1)
 
     fedldf = [0, 1] if counted == 1 else [1]
@@ -958,13 +956,13 @@ def test_stored_runs_of_an_older_arithmetic_are_no_seeds(
         assert results.seeds("a", "fedavg") == [0, 1]
         assert results.seeds("a", "fedldf") == fedldf
     assert found.notes == ([] if counted == 1 else ["a, fedldf: 1 stored with an older arithmetic, left out"])
-    assert cli(*command).code == 0  # what is out of date is displaced
+    assert reproduce(*command).code == 0  # what is out of date is displaced
     assert {one["arithmetic"] for arm in stored_arms(path).values() for one in arm["runs"].values()} == {ARITHMETIC}
     assert Results.stored(study, tmp_path / "results").seeds("a", "fedavg", "fedldf") == [0, 1]
 
     about = tmp_path / "out" / "a" / "fedldf" / "seed-0" / "run.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"arithmetic": 1}))
-    refused = cli(*command)
+    refused = reproduce(*command)
     assert refused.code == (0 if counted == 1 else 2)
     assert ("seed-0 was run with an older arithmetic" in refused.err) == (counted == 2)
 
@@ -1072,17 +1070,17 @@ def test_a_finished_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
         is_finished(plan(other, [0], tmp_path)[0])
 
 
-def test_a_finished_run_that_contradicts_what_is_stored_is_refused(cli: Any, tmp_path: Path) -> None:
+def test_a_finished_run_that_contradicts_what_is_stored_is_refused(reproduce: Any, tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
-    command = ["reproduce", file, "--seeds", "0", "--out", tmp_path / "out", "--results", tmp_path / "results"]
-    assert cli(*command).code == 0
-    assert cli(*command).code == 0  # it agrees with itself
+    command = ["run", file, "--seeds", "0", "--runs", tmp_path / "out", "--results", tmp_path / "results"]
+    assert reproduce(*command).code == 0
+    assert reproduce(*command).code == 0  # it agrees with itself
     path = tmp_path / "results" / "small" / "a.json"
     content = json.loads(path.read_text())
     content["arms"]["fedavg"]["runs"]["0"]["weights_sha256"] = "0" * 64
     path.write_text(json.dumps(content))
-    refused = cli(*command)
+    refused = reproduce(*command)
     assert refused.code == 2
     assert "ended with other weights than" in refused.err
     assert "of fedavg, seed 0" in refused.err
@@ -1090,22 +1088,22 @@ def test_a_finished_run_that_contradicts_what_is_stored_is_refused(cli: Any, tmp
 
 
 def test_what_is_stored_can_be_checked_by_running_it_again(
-    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file, path = tmp_path / "small.toml", tmp_path / "results" / "small" / "a.json"
+    file, archive = tmp_path / "small.toml", tmp_path / "reproductions"
+    path = archive / "results" / "small" / "a.json"
     file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
-    assert "nothing is stored of these runs" in cli("reproduce", file, "--check").err
-    assert "--out: makes no sense here" in cli("reproduce", file, "--check", "--out", "mine").err
-    assert cli("reproduce", file, "--seeds", "0").code == 0
+    assert "nothing is stored of these runs" in reproduce("check", file).err
+    assert reproduce("run", file, "--seeds", "0").code == 0
     content = json.loads(path.read_text())
 
     def check(*options: str) -> Any:
         before = path.read_text()
-        answer = cli("reproduce", file, "--check", *options)
+        answer = reproduce("check", file, *options)
         assert path.read_text() == before  # it only looks
-        assert (tmp_path / "reproductions" / "small" / "a" / "fedavg" / "seed-0").exists()
-        assert (tmp_path / "reproductions" / "small-check").exists() == (answer.code != 0)
+        assert (archive / "runs" / "small" / "a" / "fedavg" / "seed-0").exists()
+        assert (archive / "runs" / "small-check").exists() == (answer.code != 0)
         return answer
 
     found = check()
@@ -1121,7 +1119,7 @@ def test_what_is_stored_can_be_checked_by_running_it_again(
     assert found.code == 1
     assert "others from round 2 on" in found.out
     assert "Stored with this processor and torch, and yet different: a/fedavg/seed-0." in found.out
-    shutil.rmtree(tmp_path / "reproductions" / "small-check")
+    shutil.rmtree(archive / "runs" / "small-check")
     # Another machine may have other digits.
     run["made"]["processor"] = "abacus"
     path.write_text(json.dumps(content))
@@ -1151,15 +1149,15 @@ def test_arms_that_are_the_same_run_are_run_once(tmp_path: Path) -> None:
     assert found.notes == ["a, drop: the same runs as fedavg"]
 
 
-def test_some_arms_can_be_run_alone(cli: Any, tmp_path: Path) -> None:
+def test_some_arms_can_be_run_alone(reproduce: Any, tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(small(cells=SMALL["cells"][:1])), encoding="utf-8")
-    places = ("--seeds", "0", "--out", tmp_path / "out", "--results", tmp_path / "results")
+    places = ("--seeds", "0", "--runs", tmp_path / "out", "--results", tmp_path / "results")
     for arm in ("fedldf", "fedavg"):
-        assert cli("reproduce", file, "--arms", arm, *places).code == 0
+        assert reproduce("run", file, "--arms", arm, *places).code == 0
         stored = Results.stored(load_study(file), tmp_path / "results")
         assert list(stored.runs["a"]) == (["fedldf"] if arm == "fedldf" else ["fedavg", "fedldf"])
-    assert "--arms = 'sgd': there are fedavg, fedldf" in cli("reproduce", file, "--arms", "sgd", *places).err
+    assert "--arms = 'sgd': there are fedavg, fedldf" in reproduce("run", file, "--arms", "sgd", *places).err
 
 
 def test_a_repeat_shows_measures_side_by_side(tmp_path: Path) -> None:
@@ -1179,23 +1177,23 @@ def test_a_repeat_shows_measures_side_by_side(tmp_path: Path) -> None:
     assert Repeats(stored, stored, [run]).first_difference(run) is None
 
 
-def test_two_jobs_on_one_study_are_refused(cli: Any, small_file: Path, tmp_path: Path) -> None:
+def test_two_jobs_on_one_study_are_refused(reproduce: Any, small_file: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
-        answer = cli("reproduce", small_file, "--out", tmp_path / "out", "--results", tmp_path / "results")
+        answer = reproduce("run", small_file, "--runs", tmp_path / "out", "--results", tmp_path / "results")
     assert answer.code == 2
     assert "is in use by process" in answer.err
     assert not (tmp_path / "results").exists()
 
 
-def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_path: Path) -> None:
+def test_a_run_that_another_study_has_stored_is_taken_from_there(reproduce: Any, tmp_path: Path) -> None:
     files = []
     for name, cells in (("small", SMALL["cells"]), ("other", SMALL["cells"][:1])):
         files.append(tmp_path / f"{name}.toml")
         files[-1].write_text(tomli_w.dumps(small(name=name, cells=cells)), encoding="utf-8")
     places = ("--results", str(tmp_path / "results"))
-    cli("reproduce", str(files[0]), "--seeds", "0", "--out", str(tmp_path / "one"), *places)
-    answer = cli("reproduce", str(files[1]), "--seeds", "0,1", "--out", str(tmp_path / "two"), *places)
+    reproduce("run", str(files[0]), "--seeds", "0", "--runs", str(tmp_path / "one"), *places)
+    answer = reproduce("run", str(files[1]), "--seeds", "0,1", "--runs", str(tmp_path / "two"), *places)
     assert "2 runs are stored by small" in answer.out
     assert not (tmp_path / "two" / "a" / "fedavg" / "seed-0").exists()
     assert "a, fedavg: runs of small, which are the same" in answer.out
@@ -1206,14 +1204,14 @@ def test_a_run_that_another_study_has_stored_is_taken_from_there(cli: Any, tmp_p
     assert one.seeds("a", "fedavg", "fedldf") == two.seeds("a", "fedavg", "fedldf") == [0, 1]  # either lends
 
 
-def test_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_data_that_is_not_there_is_one_line(spawn: Any) -> None:
     """All runs fail at once, each in its own process, and are asked to stop while they do."""
-    command = [sys.executable, "-m", "fedstrata", "reproduce", "adaptive-mu", "--quick", "--data", "nowhere"]
     for _ in range(3):
-        answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert answer.returncode == 2
-        assert answer.stderr.startswith("error: mnist is not in nowhere/mnist")
-        assert len(answer.stderr.splitlines()) == 1
+        process = spawn("run", "adaptive-mu", "--quick", "--data", "nowhere", module="reproductions")
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert err.startswith("error: mnist is not in nowhere/mnist")
+        assert len(err.splitlines()) == 1
 
 
 def test_a_client_that_cannot_compute_is_a_mishap_and_no_result(
@@ -1235,14 +1233,14 @@ def test_a_mistake_stops_the_job_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, "Ctrl-C"])
 def test_a_killed_job_goes_on_and_ends_with_the_same_bits(
-    spawn: Any, tmp_path: Path, how: signal.Signals | str, cli: Any
+    spawn: Any, tmp_path: Path, how: signal.Signals | str
 ) -> None:
     table = small(settings={**SMALL["settings"], "training.rounds": 60}, quick={"rounds": 2})
     table["cells"] = table["cells"][:1]
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(table), encoding="utf-8")
-    command = ["reproduce", file, "--seeds", "0", "--out", tmp_path / "out", "--results", tmp_path / "results"]
-    process = spawn(*command, start_new_session=True)
+    command = ["run", file, "--seeds", "0", "--runs", tmp_path / "out", "--results", tmp_path / "results"]
+    process = spawn(*command, module="reproductions", start_new_session=True)
     history = tmp_path / "out" / "a" / "fedavg" / "seed-0" / "history.jsonl"
     deadline = time.monotonic() + 60
     while not (history.exists() and history.read_bytes().count(b"\n") > 2) and time.monotonic() < deadline:
@@ -1257,11 +1255,12 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_bits(
     if how != signal.SIGKILL:  # nothing is lost
         rounds = history.read_bytes().count(b"\n")
         assert (history.parent / "checkpoints" / f"{rounds:06}.safetensors").exists()
-    second = spawn(*command)
+    second = spawn(*command, module="reproductions")
     out, err = second.communicate(timeout=120)
     assert second.returncode == 0, err
     assert "FedLDF is higher" in out
-    whole = spawn("reproduce", file, "--seeds", "0", "--out", tmp_path / "o2", "--results", tmp_path / "r2")
+    places = ("--runs", tmp_path / "o2", "--results", tmp_path / "r2")
+    whole = spawn("run", file, "--seeds", "0", *places, module="reproductions")
     whole.communicate(timeout=120)
     first, other = (json.loads((tmp_path / r / "small" / "a.json").read_text()) for r in ("results", "r2"))
     assert first == other
@@ -1302,8 +1301,8 @@ def test_divergence_and_angles_are_those_of_the_updates(tmp_path: Path) -> None:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_list_says_what_exists_and_how_long_it_takes(cli: Any, tmp_path: Path) -> None:
-    answer = cli("reproduce", "--list", "--results", tmp_path)
+def test_the_list_says_what_exists_and_how_long_it_takes(reproduce: Any, tmp_path: Path) -> None:
+    answer = reproduce("list", "--results", tmp_path)
     assert answer.code == 0
     for name in studies():
         line = next(line for line in answer.out.splitlines() if f" {name} " in line)
@@ -1312,26 +1311,26 @@ def test_the_list_says_what_exists_and_how_long_it_takes(cli: Any, tmp_path: Pat
 
 
 def test_quick_ends_with_the_table_and_is_stored_apart(
-    cli: Any, small_file: Path, tmp_path: Path, monkeypatch: Any
+    reproduce: Any, small_file: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = cli("reproduce", small_file, "--quick")
+    answer = reproduce("run", small_file, "--quick")
     assert answer.code == 0, answer.err
     assert "2 of 3 rounds, 1 of 2 seeds, 1 of 2 cells" in answer.out
     assert "final accuracy" in answer.out
     assert "FedLDF is higher" in answer.out
-    assert not (tmp_path / "results").exists()
-    assert "nothing is stored" in cli("reproduce", small_file, "--show").err
-    again = cli("reproduce", small_file, "--quick", "--show")
+    assert not (tmp_path / "reproductions" / "results").exists()
+    assert "nothing is stored" in reproduce("show", small_file).err
+    again = reproduce("show", small_file, "--quick")
     assert again.code == 0, again.err
     assert "FedLDF is higher" in again.out
-    assert again.out == cli("reproduce", small_file, "--quick", "--show", "--out", "reproductions/small-quick").out
-    assert "nothing is stored" in cli("reproduce", small_file, "--quick", "--show", "--results", "results").err
+    assert again.out == reproduce("show", small_file, "--quick", "--runs", "reproductions/runs/small-quick").out
+    assert "nothing is stored" in reproduce("show", small_file, "--quick", "--results", "results").err
 
 
-def test_wrong_requests(cli: Any, small_file: Path) -> None:
-    assert "NAME is missing" in cli("reproduce").err
-    assert "there are a, b" in cli("reproduce", small_file, "--cells", "c").err
+def test_wrong_requests(reproduce: Any, small_file: Path) -> None:
+    assert "Missing argument 'NAME'" in reproduce("run").err
+    assert "there are a, b" in reproduce("run", small_file, "--cells", "c").err
 
 
 # --- what the repository holds ---------------------------------------------------------------------------------------
@@ -1340,14 +1339,14 @@ def test_wrong_requests(cli: Any, small_file: Path) -> None:
 def test_the_page_is_what_the_stored_results_give() -> None:
     """`make page` puts it right."""
     page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
-    assert page == build(ROOT / "results", ROOT / "docs" / "figures")
+    assert page == build(ROOT / "reproductions" / "results", ROOT / "docs" / "figures")
 
 
 def test_stored_results_belong_to_studies_as_they_are() -> None:
-    folders = {path.name for path in (ROOT / "results").glob("*") if path.is_dir()}
+    folders = {path.name for path in (ROOT / "reproductions" / "results").glob("*") if path.is_dir()}
     assert folders <= set(studies())
     for name in folders:
-        notes = Results.stored(load_study(name), ROOT / "results").notes
+        notes = Results.stored(load_study(name), ROOT / "reproductions" / "results").notes
         assert not [note for note in notes if "left out" in note]
 
 
@@ -1370,7 +1369,7 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(
     name, cell, arm, rounds, tolerance = CHECKED[paper]
     study = load_study(name)
     assert study.paper == paper
-    path = ROOT / "results" / name / f"{cell}.json"
+    path = ROOT / "reproductions" / "results" / name / f"{cell}.json"
     if not path.exists():
         pytest.skip(f"no results of {name} are stored")
     stored = json.loads(path.read_text(encoding="utf-8"))["arms"][arm]["runs"]
@@ -1396,37 +1395,34 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("command", "problem"),
     [
-        (("adaptive-mu", "--quick", "--workers", "0"), "--workers"),
-        (("adaptive-mu", "--quick", "--workers", "-1"), "--workers"),
-        (("adaptive-mu", "--quick", "--seeds", "0,0"), "--seeds = '0,0': names the same one twice"),
-        (("adaptive-mu", "--quick", "--seeds", "3..2"), "--seeds = '3..2': names nothing to run"),
-        (("adaptive-mu", "--page", "page.md"), "NAME = 'adaptive-mu': the page is that of all studies"),
-        (("adaptive-mu", "--seeds", "0", "--show"), "--seeds: makes no sense here; this runs nothing"),
-        (("adaptive-mu", "--check", "--arms", "fedavg", "--figures", "x"), "--arms, --check: makes no sense here"),
-        (("--figures", "figures"), "results: nothing is stored there"),
-        (("--page", "page.md"), "results: no such directory"),
+        (("run", "adaptive-mu", "--quick", "--workers", "0"), "--workers"),
+        (("run", "adaptive-mu", "--quick", "--workers", "-1"), "--workers"),
+        (("run", "adaptive-mu", "--quick", "--seeds", "0,0"), "--seeds = '0,0': names the same one twice"),
+        (("run", "adaptive-mu", "--quick", "--seeds", "3..2"), "--seeds = '3..2': names nothing to run"),
+        (("figures", "--cells", "holders"), "NAME is missing: --cells and --runs are of one study"),
+        (("figures",), "results: nothing is stored there"),
+        (("figures", "adaptive-mu"), "results/adaptive-mu: nothing is stored of this study"),
+        (("page",), "results: no such directory"),
     ],
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused(
-    options: tuple[str, ...], problem: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], problem: str, reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = cli("reproduce", *options)
+    answer = reproduce(*command)
     assert answer.code not in (0, -1)
     assert problem in answer.err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_shows_the_pictures_wherever_they_are(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_page_shows_the_pictures_wherever_they_are(reproduce: Any, tmp_path: Path) -> None:
     picture = tmp_path / "elsewhere" / "adaptive-mu" / "accuracy.png"
     picture.parent.mkdir(parents=True)
     picture.touch()
-    monkeypatch.setattr("fedstrata.cli.reproduce._draw", lambda *_: [])
-    options = ("--results", ROOT / "results", "--figures", "elsewhere")
-    assert cli("reproduce", "--page", "docs/page.md", *options).code == 0
-    page = (tmp_path / "docs" / "page.md").read_text()
+    places = ("--results", ROOT / "reproductions" / "results", "--figures", tmp_path / "elsewhere")
+    assert reproduce("page", "--docs", tmp_path / "docs", *places).code == 0
+    page = (tmp_path / "docs" / "reproductions.md").read_text()
     assert "](../elsewhere/adaptive-mu/accuracy.png)" in page

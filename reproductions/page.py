@@ -1,6 +1,6 @@
 """docs/reproductions.md, from the studies, the stored results and a few words on them: no figure is typed by hand.
 
-python -m fedstrata reproduce --page docs/reproductions.md --figures docs/figures
+python -m reproductions page
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.experiment import load
-from fedstrata.reproductions.claims import FEW_SEEDS, Ruling, Verdict, check
-from fedstrata.reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary, verdict
-from fedstrata.reproductions.results import Results, made_on
-from fedstrata.reproductions.study import Claim, Study, load_study, studies
+from reproductions.claims import FEW_SEEDS, Ruling, Verdict, check
+from reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary, verdict
+from reproductions.results import Results, made_on
+from reproductions.study import Claim, Study, load_study, studies
 
 _INTRODUCTION = """\
 # Reproductions
 
 The measurable claims of the five papers, and some questions of our own, beside what we measured. The page is made by
-`make page` from the studies in `src/fedstrata/studies/` and the results in [`results/`](../results), which have every
-round of every run; a test fails when they do not agree. `fedstrata reproduce NAME` runs a study again.
+`make page` from the studies and results in [`reproductions/`](../reproductions), which have every round of every run; a
+test fails when they do not agree. `python -m reproductions run NAME` runs a study again.
 
 {state}
 
@@ -53,7 +53,7 @@ _MADE_WITH = """\
 
 On the same processor and torch a run gives the same digits again. Another processor adds numbers up in another order,
 and after some rounds an accuracy may be another one: with logistic regression and FedAdp's CNN by less than a point,
-early in the training of a network with BatchNorm by several. `fedstrata reproduce NAME --check` shows by how much.
+early in the training of a network with BatchNorm by several. `python -m reproductions check NAME` shows by how much.
 
 """
 

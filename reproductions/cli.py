@@ -1,10 +1,12 @@
-"""`fedstrata reproduce`."""
+"""`python -m reproductions`, in the root of a clone."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,153 +25,225 @@ from fedstrata.storage import locked
 from fedstrata.wording import duration, figure
 
 if TYPE_CHECKING:
-    from fedstrata.reproductions.jobs import Event
-    from fedstrata.reproductions.report import TextTable
-    from fedstrata.reproductions.study import Study, StudyRun
+    from reproductions.jobs import Event
+    from reproductions.report import TextTable
+    from reproductions.study import Study, StudyRun
 
-Results = Annotated[
-    Path | None,
-    typer.Option(
-        "--results",
-        metavar="DIR",
-        help="Stored results; results if not given, with --quick reproductions/NAME-quick/results.",
-    ),
+RUNS, RESULTS, DOCS = Path("reproductions/runs"), Path("reproductions/results"), Path("docs")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A study that `list` shows, or a .toml file.")]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="A first impression: few rounds, seeds and cells; stored apart from the others."),
 ]
-_RESULTS = Path("results")
+Seeds = Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; the study's own if not given.")]
+Cells = Annotated[str | None, typer.Option("--cells", help="Only these, with commas between.")]
+Arms = Annotated[str | None, typer.Option("--arms", help="Run only these, with commas between.")]
+Runs = Annotated[
+    Path | None,
+    typer.Option("--runs", metavar="DIR", help=f"Run directories; {RUNS}/NAME, or NAME-quick there, if not given."),
+]
+Stored = Annotated[Path, typer.Option("--results", metavar="DIR", help="Stored results.")]
+StoredOrQuick = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="DIR", help=f"Stored results; {RESULTS}, or with --quick those of its runs."),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Runs side by side; as many as there are cores if not given.")
+]
+
+app = typer.Typer(
+    name="reproductions",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=(
+        "The papers' tables and figures, run again: what was measured, beside what the paper reports.\n\n"
+        "Each is a study, a TOML file in reproductions/studies. What its runs came to is in reproductions/results, and "
+        "docs/reproductions.md is made of that. Give all commands in the root of a clone, after `make install`.\n\n"
+        "Start with: python -m reproductions run adaptive-mu --quick"
+    ),
+)
 
 
-def reproduce_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A study from --list, or a .toml file.")] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="What exists, how long it takes, what is stored.")] = False,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="A first impression: few rounds, seeds and cells; stored apart from the others."),
-    ] = False,
-    show: Annotated[bool, typer.Option("--show", help="The tables of what is stored; runs nothing.")] = False,
-    page: Annotated[
-        Path | None, typer.Option("--page", metavar="FILE", help="Write the page of all stored results; runs nothing.")
-    ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option("--figures", metavar="DIR", help="Draw what is stored, of one study or of all; runs nothing."),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Run what is stored again, apart, and compare; seed 0 if no others are given."),
-    ] = False,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; the study's own if not given.")] = None,
-    cells: Annotated[str | None, typer.Option("--cells", help="Only these, with commas between.")] = None,
-    arms: Annotated[str | None, typer.Option("--arms", help="Run only these, with commas between.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Run directories; reproductions/NAME, NAME-quick or NAME-check there, if not given.",
-        ),
-    ] = None,
-    results: Results = None,
+@app.command("list")
+def list_command(results: Stored = RESULTS) -> None:
+    """Show which studies there are, how long each takes, and how many of its seeds are stored."""
+    Console().print(_overview(results))
+
+
+@app.command("run")
+def run_command(
+    name: Name,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    cells: Cells = None,
+    arms: Arms = None,
+    runs: Runs = None,
+    results: StoredOrQuick = None,
     data: Data = None,
-    cores: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Runs side by side; as many as there are cores if not given.")
-    ] = None,
+    workers: Workers = None,
 ) -> None:
-    """Run a table or figure of a paper, and put what was measured beside what the paper reports.
+    """Run a study, store what came out, and show it beside what the paper reports.
+
+    Interrupted, the same command goes on where it was. What is stored already is not run again.
 
     Examples:
 
-    fedstrata reproduce --list
+    python -m reproductions run adaptive-mu --quick --data DIR
 
-    fedstrata reproduce adaptive-mu --quick --data DIR
-
-    fedstrata reproduce fedadp-table1-mnist --seeds 0..2
-
-    fedstrata reproduce adaptive-mu --figures figures
-
-    fedstrata reproduce fedadp-figure3 --check --cells mnist-5iid-5x1
-
-    Interrupted, the same command goes on where it was.
+    python -m reproductions run fedadp-table1-mnist --seeds 0..2
     """
+    from reproductions.study import load_study, plan
+
     console = Console()
-    if list_all or show or page is not None or figures is not None:
-        _refuse("this runs nothing", {"--seeds": seeds, "--arms": arms, "--check": check or None, "--workers": cores})
-    if check:
-        _refuse("the runs of a check are removed when it ends", {"--out": out})
-    if list_all:
-        console.print(_overview(results or _RESULTS))
-        return
-    if page is not None and name is not None:
-        raise UserError(f"NAME = {name!r}: the page is that of all studies; leave it out with --page")
-    if name is None and figures is not None:
-        from fedstrata.reproductions.study import load_study, studies
-
-        drawn = []
-        for known in studies():
-            each = load_study(known).quickened() if quick else load_study(known)
-            folder, store = _places(each, quick, None, results)
-            drawn += _draw(console, each, store, figures, folder)
-        if not drawn and page is None:
-            raise UserError(f"{results or _RESULTS}: nothing is stored there; give the command in the root of a clone")
-    if page is not None:
-        from fedstrata.reproductions.page import build
-
-        if not (results or _RESULTS).is_dir():
-            raise UserError(f"{results or _RESULTS}: no such directory; give the command in the root of a clone")
-        page.parent.mkdir(parents=True, exist_ok=True)
-        pictures = figures or page.parent / "figures"
-        text = build(results or _RESULTS, pictures, Path(os.path.relpath(pictures, page.parent)).as_posix())
-        page.write_text(text, encoding="utf-8")
-        console.print(f"written: {page}", soft_wrap=True)
-    if page is not None or (name is None and figures is not None):
-        return
-    if name is None:
-        raise UserError("NAME is missing: a study from `fedstrata reproduce --list`")
-    from fedstrata.reproductions.study import load_study, plan
-
     whole = load_study(name)
     study = _only(whole.quickened() if quick else whole, cells)
     chosen_arms = _chosen("--arms", arms, list(study.arms))
-    folder, store = _places(study, quick, out, results)
-    if show:
-        _show(console, study, store)
-        return
-    if figures is not None:
-        if not _draw(console, study, store, figures, folder, every_layer=cells is not None):
-            raise UserError(f"{store / study.name}: nothing is stored of this study")
-        return
-    chosen = parse_seeds(seeds) if seeds is not None else list(range(1 if check else study.seeds))
-    if check:
-        folder = Path("reproductions") / f"{study.name}-check"
-    runs = [run for run in plan(study, chosen, folder) if run.arm in chosen_arms]
+    chosen = parse_seeds(seeds) if seeds is not None else list(range(study.seeds))
+    folder, store = _places(study, quick, runs, results)
+    planned = [run for run in plan(study, chosen, folder) if run.arm in chosen_arms]
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), soft_wrap=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(folder):
-            if check:
-                _check(console, study, runs, folder, store, data, cores)
-                return
-            _run(console, study, runs, store, data, cores)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here", soft_wrap=True)
-        raise typer.Exit(130) from None
+    with _alone_in(folder, console):
+        _run(console, study, planned, store, data, workers)
     _show(console, study, store)
     if quick:
         console.print(_quick_note(whole, study, len(chosen)), soft_wrap=True)
     console.print(f"stored: {store / study.name}; run directories: {folder}", soft_wrap=True)
 
 
-def _refuse(reason: str, options: dict[str, object]) -> None:
-    """An option that makes no sense here is a misunderstanding."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise UserError(f"{', '.join(given)}: makes no sense here; {reason}")
+@app.command("show")
+def show_command(
+    name: Name, quick: Quick = False, cells: Cells = None, runs: Runs = None, results: StoredOrQuick = None
+) -> None:
+    """Show a study's tables and verdicts from what is stored; this runs nothing."""
+    study = _load(name, quick, cells)
+    _show(Console(), study, _places(study, quick, runs, results)[1])
 
 
-def _places(study: Study, quick: bool, out: Path | None, results: Path | None) -> tuple[Path, Path]:
+@app.command("page")
+def page_command(
+    docs: Annotated[Path, typer.Option("--docs", metavar="DIR", help="Where reproductions.md is written.")] = DOCS,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="The pictures that it shows; figures beside it if not given."),
+    ] = None,
+    results: Stored = RESULTS,
+) -> None:
+    """Write the page of everything that is stored; `figures` draws its pictures, and `make page` does both."""
+    from reproductions.page import build
+
+    if not results.is_dir():
+        raise UserError(f"{results}: no such directory; give the command in the root of a clone")
+    pictures = figures or docs / "figures"
+    text = build(results, pictures, Path(os.path.relpath(pictures, docs)).as_posix())
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "reproductions.md").write_text(text, encoding="utf-8")
+    Console().print(f"written: {docs / 'reproductions.md'}", soft_wrap=True)
+
+
+@app.command("check")
+def check_command(
+    name: Name,
+    quick: Quick = False,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="0..2, or 0,1; seed 0 if not given.")] = None,
+    cells: Cells = None,
+    arms: Arms = None,
+    results: StoredOrQuick = None,
+    data: Data = None,
+    workers: Workers = None,
+) -> None:
+    """Run stored runs again, apart, and compare every round; the stored results stay as they are.
+
+    With the processor and torch that a run was stored with, every digit has to be the same; if not, the command ends
+    with code 1 and keeps the run directories. With others, the table shows by how much they differ.
+
+    Example:
+
+    python -m reproductions check fedadp-figure3 --cells mnist-5iid-5x1
+    """
+    from reproductions.study import plan
+
+    console = Console()
+    study = _load(name, quick, cells)
+    chosen_arms = _chosen("--arms", arms, list(study.arms))
+    chosen = parse_seeds(seeds) if seeds is not None else [0]
+    folder = RUNS / f"{study.name}-check"
+    planned = [run for run in plan(study, chosen, folder) if run.arm in chosen_arms]
+    with _alone_in(folder, console):
+        _check(console, study, planned, folder, _places(study, quick, None, results)[1], data, workers)
+
+
+@app.command("figures")
+def figures_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A study that `list` shows, or a .toml file; else all.")
+    ] = None,
+    quick: Quick = False,
+    cells: Annotated[
+        str | None, typer.Option("--cells", help="Only these, with commas between, and every layer of all their arms.")
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help=f"Where to; {DOCS}/figures, or with --quick beside its runs."),
+    ] = None,
+    runs: Runs = None,
+    results: StoredOrQuick = None,
+) -> None:
+    """Draw what is stored as PNG, SVG and PDF: curves, dots with intervals, and every layer; this runs nothing.
+
+    Pictures of layers come from run directories, and are drawn where these are there.
+
+    Examples:
+
+    python -m reproductions figures
+
+    python -m reproductions figures adaptive-mu --figures figures
+    """
+    from reproductions.figures import write_all
+    from reproductions.results import Results
+    from reproductions.study import studies
+
+    if name is None and (cells or runs):
+        raise UserError("NAME is missing: --cells and --runs are of one study")
+    console, drawn = Console(), 0
+    for one in [name] if name is not None else studies():
+        study = _load(one, quick, cells)
+        folder, store = _places(study, quick, runs, results)
+        target = figures or (folder if quick else DOCS) / "figures"
+        for path in write_all(Results.stored(study, store), target, folder, every_layer=cells is not None):
+            console.print(f"written: {path}, .svg and .pdf", soft_wrap=True)
+            drawn += 1
+    if not drawn and name is not None:
+        raise UserError(f"{store / study.name}: nothing is stored of this study")
+    if not drawn:
+        raise UserError(f"{results or RESULTS}: nothing is stored there; give the command in the root of a clone")
+
+
+@contextmanager
+def _alone_in(folder: Path, console: Console) -> Iterator[None]:
+    """One job at a time works in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder):
+            yield
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _load(name: str, quick: bool, cells: str | None) -> Study:
+    from reproductions.study import load_study
+
+    study = load_study(name)
+    return _only(study.quickened() if quick else study, cells)
+
+
+def _places(study: Study, quick: bool, runs: Path | None, results: Path | None) -> tuple[Path, Path]:
     """Where run directories are, and where results are stored."""
-    folder = out or Path("reproductions") / study.name
-    return folder, results or (folder / "results" if quick else _RESULTS)
+    folder = runs or RUNS / study.name
+    return folder, results or (folder / "results" if quick else RESULTS)
 
 
 def _only(study: Study, cells: str | None) -> Study:
@@ -198,13 +272,13 @@ def _quick_note(whole: Study, study: Study, seeds: int) -> str:
 
 def _overview(results: Path) -> Table:
     from fedstrata.engines.local import available_workers
-    from fedstrata.reproductions.report import seeds_stored
-    from fedstrata.reproductions.results import Results
-    from fedstrata.reproductions.study import load_study, studies
+    from reproductions.report import seeds_stored
+    from reproductions.results import Results
+    from reproductions.study import load_study, studies
 
     cores = available_workers()
     table = Table(
-        title="fedstrata reproduce NAME",
+        title="python -m reproductions run NAME",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
@@ -223,9 +297,9 @@ def _overview(results: Path) -> Table:
 
 
 def _show(console: Console, study: Study, results: Path) -> None:
-    from fedstrata.reproductions.claims import check
-    from fedstrata.reproductions.report import claims_table, differences_table, measured_tables
-    from fedstrata.reproductions.results import Results
+    from reproductions.claims import check
+    from reproductions.report import claims_table, differences_table, measured_tables
+    from reproductions.results import Results
 
     found = Results.stored(study, results)
     if not any(found.all_seeds()):
@@ -243,18 +317,6 @@ def _show(console: Console, study: Study, results: Path) -> None:
         console.print(note, soft_wrap=True)
 
 
-def _draw(
-    console: Console, study: Study, results: Path, figures: Path, runs: Path, every_layer: bool = False
-) -> list[Path]:
-    from fedstrata.reproductions.figures import write_all
-    from fedstrata.reproductions.results import Results
-
-    written = write_all(Results.stored(study, results), figures, runs, every_layer)
-    for path in written:
-        console.print(f"written: {path}, .svg and .pdf", soft_wrap=True)
-    return written
-
-
 def _print(console: Console, table: TextTable) -> None:
     shown = Table(*table.head, title=table.title)
     for row in table.rows:
@@ -266,8 +328,8 @@ def _run(
     console: Console, study: Study, runs: list[StudyRun], results: Path, data: Path | None, cores: int | None
 ) -> None:
     """Run what is left; after each run its cell's results are written again."""
-    from fedstrata.reproductions.jobs import is_finished, run_all
-    from fedstrata.reproductions.results import Elsewhere, refuse_contradictions, store
+    from reproductions.jobs import is_finished, run_all
+    from reproductions.results import Elsewhere, refuse_contradictions, store
 
     others = Elsewhere.stored(study, results)
     unfinished = [run for run in runs if not is_finished(run)]
@@ -303,9 +365,9 @@ def _check(
     cores: int | None,
 ) -> None:
     """Run again what is stored, and say what came out otherwise; the stored results stay as they are."""
-    from fedstrata.reproductions.jobs import is_finished, run_all
-    from fedstrata.reproductions.repeats import Repeats
-    from fedstrata.reproductions.results import Results
+    from reproductions.jobs import is_finished, run_all
+    from reproductions.repeats import Repeats
+    from reproductions.results import Results
 
     stored = Results.stored(study, results)
     runs = [run for run in runs if run.place in stored.made]
@@ -329,7 +391,7 @@ class _Watch:
     """Progress and time left over the whole job; a live table, or plain lines where there is no terminal."""
 
     def __init__(self, console: Console, study: Study, runs: list[StudyRun], left: list[StudyRun]) -> None:
-        from fedstrata.reproductions.jobs import rounds_done
+        from reproductions.jobs import rounds_done
 
         self._console, self._stops = console, study.stops_early()
         self._rounds = {run.job.path: run.job.experiment.training.rounds for run in runs}

@@ -20,8 +20,8 @@ from dataclasses import astuple, dataclass
 from typing import Literal
 
 from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
-from fedstrata.reproductions.results import Results
-from fedstrata.reproductions.study import Claim
+from reproductions.results import Results
+from reproductions.study import Claim
 
 RELEVANT = 1e-3
 """Of accuracies: what is not higher by at least a tenth of a point, ten images of ten thousand, is no higher."""
