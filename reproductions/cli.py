@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from fedstrata.cli.compare import parse_seeds
@@ -22,10 +18,8 @@ from fedstrata.cli.options import Data
 from fedstrata.cli.terminal import Console
 from fedstrata.errors import UserError
 from fedstrata.storage import locked
-from fedstrata.wording import duration, figure
 
 if TYPE_CHECKING:
-    from reproductions.jobs import Event
     from reproductions.report import TextTable
     from reproductions.study import Study, StudyRun
 
@@ -330,6 +324,7 @@ def _run(
     """Run what is left; after each run its cell's results are written again."""
     from reproductions.jobs import is_finished, run_all
     from reproductions.results import Elsewhere, refuse_contradictions, store
+    from reproductions.watch import Watch
 
     others = Elsewhere.stored(study, results)
     unfinished = [run for run in runs if not is_finished(run)]
@@ -346,7 +341,7 @@ def _run(
     for cell in {run.cell for run in runs if run not in unfinished}:
         store(study, cell, runs, results, {})
     failed: dict[Path, str] = {}
-    with _Watch(console, study, runs, left) as watch:
+    with Watch(console, study, runs, left) as watch:
         for event in run_all(left, data, cores):
             watch.add(event)
             if event.kind != "round":
@@ -368,13 +363,14 @@ def _check(
     from reproductions.jobs import is_finished, run_all
     from reproductions.repeats import Repeats
     from reproductions.results import Results
+    from reproductions.watch import Watch
 
     stored = Results.stored(study, results)
     runs = [run for run in runs if run.place in stored.made]
     if not runs:
         raise UserError(f"{results / study.name}: nothing is stored of these runs")
     left, failed = [run for run in runs if not is_finished(run)], []
-    with _Watch(console, study, runs, left) as watch:
+    with Watch(console, study, runs, left) as watch:
         for event in run_all(left, data, cores):
             watch.add(event)
             failed += [event.run] if event.kind == "failed" else []
@@ -385,83 +381,3 @@ def _check(
         console.print(f"their run directories are in {folder}; remove it before the next check", soft_wrap=True)
         raise typer.Exit(1)
     shutil.rmtree(folder)  # the next check must not find them
-
-
-class _Watch:
-    """Progress and time left over the whole job; a live table, or plain lines where there is no terminal."""
-
-    def __init__(self, console: Console, study: Study, runs: list[StudyRun], left: list[StudyRun]) -> None:
-        from reproductions.jobs import rounds_done
-
-        self._console, self._stops = console, study.stops_early()
-        self._rounds = {run.job.path: run.job.experiment.training.rounds for run in runs}
-        self._at = {run.job.path: rounds_done(run) for run in left}
-        self._finished, self._all = len(runs) - len(left), len(runs)
-        costs = {cell.name: cell.seconds_per_round or study.seconds_per_round for cell in study.cells}
-        self._cost = {run.job.path: costs[run.cell] for run in runs}
-        self._done, self._started, self._said = 0.0, time.monotonic(), 0.0
-        self._latest: dict[Path, Event] = {}
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console)
-        self._bar = self._progress.add_task("runs", total=self._all, completed=self._finished)
-        # Drawn when something happens: a thread for it would be alive whenever a run is forked.
-        self._live = Live(self._progress, console=console, auto_refresh=False)
-
-    def __enter__(self) -> _Watch:
-        if self._console.is_terminal:
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
-
-    def add(self, event: Event) -> None:
-        """Take note of a round, or of a run's end."""
-        path = event.run.job.path
-        if event.kind == "round":
-            self._done += self._cost[path]
-            self._at[path] = event.round
-            self._latest[path] = event
-        else:
-            self._at[path] = self._rounds[path]
-            last = self._latest.pop(path, None)
-            self._finished += 1
-            self._progress.update(self._bar, completed=self._finished)
-            how = f"failed: {event.problem}" if event.kind == "failed" else self._now(last)
-            self._say(f"{self._finished}/{self._all} {self._label(event)}: {how}; {self._time_left()}")
-        if self._console.is_terminal:
-            self._live.update(Group(self._table(), self._progress), refresh=True)
-        elif event.kind == "round" and time.monotonic() - self._said > 30:
-            self._say(f"  {self._label(event)}: {self._now(event)}; {self._time_left()}")
-
-    def _left(self, path: Path) -> float:
-        return (self._rounds[path] - self._at[path]) * self._cost[path]
-
-    def _time_left(self) -> str:
-        """From the rounds run so far, weighed by what each kind is expected to cost."""
-        if not self._done:
-            return "time left unknown"
-        ahead = sum(self._left(path) for path in self._at)
-        seconds = (time.monotonic() - self._started) / self._done * ahead
-        return f"{'at most ' if self._stops else ''}{duration(seconds)} left"
-
-    def _say(self, text: str) -> None:
-        self._said = time.monotonic()
-        self._console.print(text, soft_wrap=True)
-
-    def _label(self, event: Event) -> str:
-        return f"{event.run.cell}, {event.run.arm}, seed {event.run.seed}"
-
-    def _now(self, event: Event | None) -> str:
-        if event is None or event.line is None:
-            return "done before"
-        measured: dict[str, float] = next(iter(event.line["metrics"].values()), {})
-        shown = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
-        return f"round {event.round}/{self._rounds[event.run.job.path]}  {shown}"
-
-    def _table(self) -> Table:
-        table = Table("run", "now", caption=self._time_left(), title_justify="left")
-        for event in self._latest.values():
-            table.add_row(self._label(event), self._now(event))
-        return table

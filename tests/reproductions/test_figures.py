@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from conftest import ROOT
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from PIL import Image
-from test_reproductions import ROOT, SMALL, small
+from small_study import SMALL, small
 
 from fedstrata.compare import run_cell
 from fedstrata.errors import RecipeError, RunDirectoryError, UserError
