@@ -122,6 +122,13 @@ def check(claim: Claim, results: Results) -> Ruling:
     return Ruling(claim, findings, missing)
 
 
+def is_smaller(ruling: Ruling, results: Results) -> bool:
+    """Whether a claim that does not hold would, if it did not say by how much."""
+    bare = ruling.claim.model_copy(update={"factor": 1.0, "margin": 0.0})
+    directed = bare != ruling.claim and ruling.claim.relation != "similar"
+    return directed and ruling.verdict == "does not hold" and check(bare, results).verdict == "holds"
+
+
 def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, list[Known], list[Known]]]:
     """Cell, what it is compared with, and both sides' numbers by seed."""
     for cell, other in claim.than_cells.items():

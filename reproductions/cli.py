@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,23 +117,24 @@ def show_command(
 
 @app.command("page")
 def page_command(
-    docs: Annotated[Path, typer.Option("--docs", metavar="DIR", help="Where reproductions.md is written.")] = DOCS,
+    docs: Annotated[
+        Path, typer.Option("--docs", metavar="DIR", help="Where reproductions.md and the pages go.")
+    ] = DOCS,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="DIR", help="The pictures that it shows; figures beside it if not given."),
+        typer.Option("--figures", metavar="DIR", help="The pictures that they show; figures there if not given."),
     ] = None,
     results: Stored = RESULTS,
 ) -> None:
-    """Write the page of everything that is stored; `figures` draws its pictures, and `make page` does both."""
-    from reproductions.page import build
+    """Write the pages of what is stored, and their index; `figures` draws pictures, and `make page` does both."""
+    from reproductions.page import pages
 
     if not results.is_dir():
         raise UserError(f"{results}: no such directory; give the command in the root of a clone")
-    pictures = figures or docs / "figures"
-    text = build(results, pictures, Path(os.path.relpath(pictures, docs)).as_posix())
-    docs.mkdir(parents=True, exist_ok=True)
-    (docs / "reproductions.md").write_text(text, encoding="utf-8")
-    Console().print(f"written: {docs / 'reproductions.md'}", soft_wrap=True)
+    for path, text in pages(results, docs, figures or docs / "figures").items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        Console().print(f"written: {path}", soft_wrap=True)
 
 
 @app.command("check")

@@ -1,132 +1,168 @@
-"""docs/reproductions.md, from the studies, the stored results and a few words on them: no figure is typed by hand.
+"""docs/reproductions.md and a page per paper behind it, from the studies, the stored results and a few words on them.
 
-python -m reproductions page
+No figure is typed by hand. `python -m reproductions page` writes them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedstrata.experiment import load
-from reproductions.claims import FEW_SEEDS, Ruling, Verdict, check
+from reproductions.claims import FEW_SEEDS, Ruling, Verdict, check, is_smaller
 from reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary, verdict
 from reproductions.results import Results, made_on
 from reproductions.study import Claim, Study, load_study, studies
 
-_INTRODUCTION = """\
+
+@dataclass(frozen=True)
+class Paper:
+    """What a page is about: the name that studies give the paper, the page's file, and what was asked."""
+
+    name: str
+    page: str
+    asked: str
+
+
+PAPERS = [
+    Paper("FedAdp", "fedadp.md", "Does weighing clients by angle save rounds where some have few classes?"),
+    Paper("FedLayerWise", "fedlayerwise.md", "Does it save more rounds to weigh each layer by its own angle?"),
+    Paper(
+        "FedLDF", "fedldf.md", "Is a fifth of the upload enough, if each layer comes from those where it moved most?"
+    ),
+    Paper("Adaptive μ", "adaptive-mu.md", "Is a μ for each layer as accurate as one constant μ, and calmer?"),
+    Paper("FedLap", "fedlap.md", "Does a spring for each neuron help in the first rounds, and with stragglers?"),
+    Paper("Combinations", "combinations.md", "Our own question: do parts of these algorithms gain by being combined?"),
+]
+
+_INDEX = """\
 # Reproductions
 
-The measurable claims of the five papers, and some questions of our own, beside what we measured. The page is made by
-`make page` from the studies and results in [`reproductions/`](../reproductions), which have every round of every run; a
-test fails when they do not agree. `python -m reproductions run NAME` runs a study again.
+What five papers claim, run again: a page per paper has every claim with what was reported, what we measured, and why.
 
-{state}
+{table}
+- **settings**: how many of the paper's are run with all algorithms; beside them, reduced ones that two cores can run.
+- **smaller**: how many of those that do not hold would, if the paper did not say by how much.
+- **seeds**: per comparison. {hints} of {tested} tested claims and questions rest on fewer than {few} somewhere.
 
-Arms are compared seed by seed: unless the study changes just that, all arms of a seed share partition, initial
-weights, client samples and batches. Below five seeds every seed's value is shown; from five on the median and a
-nominal 95 % bootstrap interval of it (with five seeds: from the smallest value to the largest), unless some seeds have
-no number. The median of differences is not the difference of medians. A target that was not reached within T rounds
-counts as “>T” and stays in: of a pair, “neither” says that both missed it, “fedadp only” that only this arm reached it.
-At equal upload, errors are interpolated between evaluations.
-
-In one cell a comparison *holds* if every seed favours it, from five seeds on if the interval of the paired differences
-(where it says “within”, of how far they stay within) does; it *fails* if the same is true of the opposite, and is
-*open* otherwise. Where nothing but “higher” or “lower” is said of accuracies, a tenth of a point (ten images of ten
-thousand) is the least that counts: two that are equal but for that are not evidence for the claim. A seed favours
-neither side if neither arm reached the target, or if only one did, and it depends on how much longer the other would
-have needed. A claim *holds* if all of its comparisons hold, *in part* if some do or if others are not run
-yet, is *open* if all are open (which is no evidence against it), and *does not hold* otherwise. One that says “the best
-of all” cannot hold in part: it does not hold as soon as one comparison fails, and is open until all are decided.
-*Not tested* means that nothing is stored that could be compared.
-The same verdicts on a question of ours read *all*, *some* or *none* of the readings or settings that it asks about.
-From fewer than three seeds a verdict is a hint. With some hundred comparisons, a few will be decided by chance.
-“5 of 10 seeds” says that a study was planned with ten and five are stored so far.
+[What the verdicts mean](studies.md#verdicts), and [how to run a study](studies.md): `python -m reproductions run NAME`.
 """
 
+_ABOVE = """\
+[All papers](../reproductions.md) · [What the verdicts mean](../studies.md#verdicts) · \
+[How to run a study](../studies.md)
+"""
 
 _MADE_WITH = """\
 ## Made with
 
-On the same processor and torch a run gives the same digits again. Another processor adds numbers up in another order,
-and after some rounds an accuracy may be another one: with logistic regression and FedAdp's CNN by less than a point,
-early in the training of a network with BatchNorm by several. `python -m reproductions check NAME` shows by how much.
+{machines}
 
+Another processor or torch gives [other last digits](../studies.md#checking).
 """
 
 
-def build(results: Path, figures: Path, link: str = "figures") -> str:
-    """The whole page; it shows the pictures that are in `figures`, which `link` leads to."""
-    known = [load_study(name) for name in studies()]
-    papers = sorted({study.paper for study in known}, key=_order)
-    known.sort(key=lambda study: (papers.index(study.paper), study.name))
-    found = [Results.stored(study, results) for study in known]
-    findings = _findings(results / "findings.toml")
-    parts = [_INTRODUCTION.format(state=_state(found)), "## In short\n", _markdown(_counts(found, papers))]
-    parts += ["## All claims\n", _markdown(_all_claims(found))]
-    for paper in papers:
-        parts += [f"## {paper}\n", *([f"{findings[paper]}\n"] if paper in findings else [])]
-        parts += [_section(one, figures, link) for one in found if one.study.paper == paper]
-    machines = made_on(known, results)
-    if machines:
-        parts.append(_MADE_WITH + "\n".join(f"- {machine}" for machine in machines) + "\n")
-    return "\n".join(parts)
+@dataclass(frozen=True)
+class _Told:
+    """A study: what is stored of it, and what became of its claims."""
+
+    study: Study
+    results: Results
+    rulings: list[Ruling]
+
+    @classmethod
+    def of(cls, study: Study, folder: Path) -> _Told:
+        results = Results.stored(study, folder)
+        return cls(study, results, [check(claim, results) for claim in study.claims])
 
 
-def _findings(path: Path) -> dict[str, str]:
-    """What came out of each paper, in words: the numbers are in the tables, which are made from what is stored."""
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _state(found: list[Results]) -> str:
-    """How much of it is there."""
-    rulings = [check(claim, results) for results in found for claim in results.study.claims]
-    tested = [ruling for ruling in rulings if ruling.findings]
-    whole = sum(all(results.all_seeds()) for results in found)
-    begun = sum(any(results.all_seeds()) for results in found) - whole
-    return (
-        f"**So far** {whole} of {len(found)} studies have results in every cell, {begun} in some; "
-        f"{len(tested)} of {len(rulings)} claims and questions are tested, "
-        f"{sum(ruling.hint for ruling in tested)} of these with fewer than {FEW_SEEDS} seeds."
-    )
-
-
-_PAPERS = ["FedAdp", "FedLayerWise", "FedLDF", "Adaptive μ", "FedLap"]
-
-
-def _order(paper: str) -> tuple[int, str]:
-    """The papers in the order of the documentation, then what no paper asks."""
-    return (_PAPERS.index(paper) if paper in _PAPERS else len(_PAPERS), paper)
+def pages(results: Path, docs: Path, figures: Path) -> dict[Path, str]:
+    """The index and each paper's page, by their places below `docs`; they show the pictures that are in `figures`."""
+    told = [_Told.of(load_study(name), results) for name in sorted(studies())]
+    by_paper = {paper: [one for one in told if one.study.paper == paper.name] for paper in PAPERS}
+    path = results / "findings.toml"
+    findings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    folder = docs / "reproductions"
+    found = {docs / "reproductions.md": _index(by_paper)}
+    for paper, its in by_paper.items():
+        parts = [f"# {paper.name}\n", _ABOVE, f"**{paper.asked}**\n"]
+        parts += [f"{findings[paper.name]}\n"] if paper.name in findings else []
+        parts += ["## Claims\n", _markdown(_claims(its)), *(_section(one, figures, folder) for one in its)]
+        machines = made_on([one.study for one in its], results)
+        if machines:
+            parts.append(_MADE_WITH.format(machines="\n".join(f"- {machine}" for machine in machines)))
+        found[folder / paper.page] = "\n".join(parts)
+    return found
 
 
 _VERDICTS: list[Verdict] = ["holds", "holds in part", "open", "does not hold", "not tested"]
 
 
-def _counts(found: list[Results], papers: list[str]) -> TextTable:
-    """How the claims of each paper came out; questions of ours, which have no verdict, apart."""
+def _index(by_paper: Mapping[Paper, list[_Told]]) -> str:
+    """A row per paper: its settings, and how its claims came out; questions of ours, which have no verdict, apart."""
     rows = []
-    for paper in papers:
-        studies_of = [results for results in found if results.study.paper == paper]
-        asked = [(claim, results) for results in studies_of for claim in results.study.claims]
-        verdicts = [check(claim, results).verdict for claim, results in asked if not claim.is_question]
-        counts = [str(verdicts.count(verdict)) for verdict in _VERDICTS]
-        rows.append([f"[{paper}](#{_anchor(paper)})", *counts, str(len(asked) - len(verdicts))])
-    return TextTable("", ["paper", *_VERDICTS, "questions of ours"], rows)
+    for paper, told in by_paper.items():
+        judged = [(one, ruling) for one in told for ruling in one.rulings if not ruling.claim.is_question]
+        verdicts = [ruling.verdict for _, ruling in judged]
+        counts = {verdict: str(verdicts.count(verdict)) for verdict in _VERDICTS}
+        smaller = sum(is_smaller(ruling, one.results) for one, ruling in judged)
+        questions = sum(ruling.claim.is_question for one in told for ruling in one.rulings)
+        seeds = [finding.seeds for one in told for ruling in one.rulings for finding in ruling.findings]
+        rows.append(
+            [
+                f"[{paper.name}](reproductions/{paper.page})",
+                paper.asked,
+                _settings_run(told),
+                f"{min(seeds)}–{max(seeds)}" if len(set(seeds)) > 1 else str(max(seeds, default=0)),
+                counts["holds"],
+                counts["holds in part"],
+                counts["does not hold"],
+                str(smaller),
+                counts["open"],
+                counts["not tested"],
+                str(questions),
+            ]
+        )
+    head = ["paper", "what was asked", "settings", "seeds", "holds", "in part", "does not hold", "of these smaller"]
+    tested = [ruling for told in by_paper.values() for one in told for ruling in one.rulings if ruling.findings]
+    return _INDEX.format(
+        table=_markdown(TextTable("", [*head, "open", "not tested", "our questions"], rows)),
+        hints=sum(ruling.hint for ruling in tested),
+        tested=len(tested),
+        few=FEW_SEEDS,
+    )
 
 
-def _all_claims(found: list[Results]) -> TextTable:
+def _settings_run(told: list[_Told]) -> str:
+    """How many cells have results of every arm, of all and of reduced ones."""
+
+    def count(studies: list[_Told]) -> tuple[int, int]:
+        whole = [
+            all(one.results.seeds(cell.name, arm) for arm in one.study.arms)
+            for one in studies
+            for cell in one.study.cells
+        ]
+        return sum(whole), len(whole)
+
+    run, all_of_them = count([one for one in told if not one.study.reduced])
+    reduced, _ = count([one for one in told if one.study.reduced])
+    return f"{run} of {all_of_them}" + (f", {reduced} reduced" if reduced else "")
+
+
+def _claims(told: list[_Told]) -> TextTable:
     rows = []
-    for results in found:
-        study = results.study
-        for claim in study.claims:
-            ruling = check(claim, results)
-            measured, word = summary(study, ruling), verdict(ruling, mark="**")
-            row = [study.paper, claim.text, claim.paper, measured, seeds_of(ruling), word, _why(ruling, study)]
+    for one in told:
+        study = one.study
+        for ruling in one.rulings:
+            claim, measured, word = ruling.claim, summary(study, ruling), verdict(ruling, mark="**")
+            row = [claim.text, claim.paper, measured, seeds_of(ruling), word, _why(ruling, study)]
             rows.append([*row, f"[{study.name}](#{_anchor(study.name)})"])
-    return TextTable("", ["paper", "claim", "reported", "measured", "seeds", "verdict", "why", "study"], rows)
+    return TextTable("", ["claim", "reported", "measured", "seeds", "verdict", "why", "study"], rows)
 
 
 def _why(ruling: Ruling, study: Study) -> str:
@@ -155,9 +191,9 @@ def _anchor(heading: str) -> str:
     return heading.lower().replace(".", "").replace(" ", "-")
 
 
-def _section(results: Results, figures: Path, link: str) -> str:
-    study = results.study
-    lines = [f"### {study.name}\n", f"{study.title}: {study.shows}.\n"]
+def _section(told: _Told, figures: Path, folder: Path) -> str:
+    study, results = told.study, told.results
+    lines = [f"## {study.name}\n", f"{study.title}: {study.shows}.\n"]
     if study.reduced:
         lines.append(f"**Reduced:** {study.reduced.strip()}\n")
     if study.notes:
@@ -167,11 +203,13 @@ def _section(results: Results, figures: Path, link: str) -> str:
         lines.append(f"No results are stored; two cores need {study.expected_time(2)}.\n")
         return "\n".join(lines)
     for plot in study.plots:
-        if (figures / study.name / f"{plot.name}.png").exists():
-            lines.append(f"![{study.name}: {plot.name}]({link}/{study.name}/{plot.name}.png)\n")
+        picture = figures / study.name / f"{plot.name}.png"
+        if picture.exists():
+            link = Path(os.path.relpath(picture, folder)).as_posix()
+            lines.append(f"![{study.name}: {plot.name}]({link})\n")
     lines += [f"{table.title}\n\n{_markdown(table)}" for table in measured_tables(results)]
-    for claim in study.claims:
-        ruling = check(claim, results)
+    for ruling in told.rulings:
+        claim = ruling.claim
         if len(ruling.findings) > 1:
             table = differences_table(results, ruling)
             lines.append(f"{_before(claim)} {verdict(ruling)}.\n\n{_markdown(table)}")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_study import SMALL, results_of
 
-from reproductions.claims import Finding, Known, Ruling, _best, check, decide, outcome, score
+from reproductions.claims import Finding, Known, Ruling, _best, check, decide, is_smaller, outcome, score
 from reproductions.report import differences_table, summary, verdict
 from reproductions.study import Claim
 
@@ -277,6 +277,28 @@ def test_verdicts(outcomes: list[Any], missing: int, expected: str) -> None:
 def test_who_is_said_to_be_the_best_must_not_be_beaten(outcomes: list[Any], expected: str) -> None:
     findings = [Finding("a", "b", [1.0], [2.0], [1.0], found) for found in outcomes]
     assert Ruling(claim(than=["b", "c"], best=True), findings, 2 - len(findings)).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "smaller"),
+    [
+        ({"factor": 0.5}, 4, True),  # 4 instead of 6: fewer, but not half as many
+        ({"factor": 0.5}, 3, False),  # it holds
+        ({"factor": 0.5}, 6, False),  # no fewer
+        ({"factor": 0.5}, 7, False),
+        ({"margin": 3}, 4, True),
+        ({"margin": 3, "relation": "similar"}, 2, False),  # says no direction
+        ({}, 7, False),  # says no size
+    ],
+    ids=str,
+)
+def test_a_claim_may_hold_but_for_its_size(options: dict[str, Any], rounds: int, smaller: bool) -> None:
+    def reaches(round: int) -> dict[int, list[float]]:
+        return {seed: [0.1] * (round - 1) + [0.99] for seed in range(3)}
+
+    asked = {**SMALL["claims"][0], "measure": "rounds", "relation": "lower", "cells": ["a"], **options}
+    results = results_of({"a": {"fedavg": reaches(6), "fedldf": reaches(rounds)}}, claims=[asked])
+    assert is_smaller(check(results.study.claims[0], results), results) == smaller
 
 
 def test_questions_are_answered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from conftest import ROOT
 from small_study import SMALL, results_of
 
 from reproductions.claims import check
-from reproductions.page import _why, build
+from reproductions.page import PAPERS, Paper, _index, _Told, _why, pages
 from reproductions.results import Results
-from reproductions.study import load_study
+from reproductions.study import load_study, studies
 
 
 def test_seeds_that_contradict_each_other_are_told_from_seeds_that_do_not_decide() -> None:
@@ -37,17 +38,79 @@ def test_what_was_not_run_says_how_long_it_takes_and_what_was_run_instead() -> N
     assert "(#fedldf-reduced) was run instead" in _why(check(full.study.claims[0], full), full.study)
 
 
-def test_a_page_shows_the_pictures_wherever_they_are(reproduce: Any, tmp_path: Path) -> None:
+def row(told: dict[Paper, list[_Told]]) -> dict[str, str]:
+    """The index's only row, by heading."""
+    head, _, cells = (line for line in _index(told).splitlines() if line.startswith("|"))
+    names, values = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (head, cells))
+    return dict(zip(names, values, strict=True))
+
+
+def test_the_index_counts_settings_verdicts_and_seeds() -> None:
+    """FedLDF is 20 points above FedAvg in a, over two seeds of three, and one of FedAvg is all there is of b."""
+    base = {**SMALL["claims"][0], "cells": ["a"]}
+    claims = [
+        base,  # holds
+        {**base, "margin": 0.1},  # holds
+        {**base, "margin": 0.3},  # is higher, but not by so much
+        {**base, "relation": "lower"},  # does not hold at all
+        {**base, "cells": ["b"]},  # not tested
+        {**base, "text": "Where is it higher?"},
+    ]
+    curves = {
+        "a": {"fedavg": {0: [0.5], 1: [0.6], 2: [0.6]}, "fedldf": {0: [0.7], 1: [0.8]}},
+        "b": {"fedavg": {0: [0.5]}},
+    }
+    results = results_of(curves, claims=claims)
+    told = _Told(results.study, results, [check(claim, results) for claim in results.study.claims])
+    paper = Paper("None", "none.md", "Why?")
+    expected = {
+        "paper": "[None](reproductions/none.md)",
+        "what was asked": "Why?",
+        "settings": "1 of 2",
+        "seeds": "2",
+        "holds": "2",
+        "in part": "0",
+        "does not hold": "2",
+        "of these smaller": "1",
+        "open": "0",
+        "not tested": "1",
+        "our questions": "1",
+    }
+    assert row({paper: [told]}) == expected
+    reduced = replace(told, study=told.study.model_copy(update={"reduced": "everything"}))
+    assert row({paper: [told, reduced]})["settings"] == "1 of 2, 1 reduced"
+    assert "10 of 10 tested" in _index({paper: [told, reduced]})  # with two seeds all verdicts are hints
+
+
+def test_every_study_has_its_place_on_a_page() -> None:
+    assert {load_study(name).paper for name in studies()} == {paper.name for paper in PAPERS}
+
+
+def test_pages_show_the_pictures_wherever_they_are(reproduce: Any, tmp_path: Path) -> None:
     picture = tmp_path / "elsewhere" / "adaptive-mu" / "accuracy.png"
     picture.parent.mkdir(parents=True)
     picture.touch()
     places = ("--results", ROOT / "reproductions" / "results", "--figures", tmp_path / "elsewhere")
-    assert reproduce("page", "--docs", tmp_path / "docs", *places).code == 0
-    page = (tmp_path / "docs" / "reproductions.md").read_text()
-    assert "](../elsewhere/adaptive-mu/accuracy.png)" in page
+    answer = reproduce("page", "--docs", tmp_path / "docs", *places)
+    assert answer.code == 0
+    page = (tmp_path / "docs" / "reproductions" / "adaptive-mu.md").read_text(encoding="utf-8")
+    assert "](../../elsewhere/adaptive-mu/accuracy.png)" in page
+    assert page.count("![") == 1
 
 
-def test_the_page_is_what_the_stored_results_give() -> None:
+def test_the_pages_are_what_the_stored_results_give() -> None:
     """`make page` puts it right."""
-    page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
-    assert page == build(ROOT / "reproductions" / "results", ROOT / "docs" / "figures")
+    docs = ROOT / "docs"
+    made = pages(ROOT / "reproductions" / "results", docs, docs / "figures")
+    assert set(made) == {docs / "reproductions.md", *(docs / "reproductions").iterdir()}
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, path
+
+
+def test_the_index_is_one_screen() -> None:
+    """A row for each paper, and few lines around them."""
+    lines = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| [")]
+    assert [line.split("](reproductions/")[1].split(")")[0] for line in rows] == [paper.page for paper in PAPERS]
+    assert len(rows) <= 12
+    assert len(lines) <= 24
