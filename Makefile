@@ -36,7 +36,7 @@ check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-page: $(STAMP)  ## docs/reproductions.md and its pictures, from the studies and stored results in reproductions/
+page: $(STAMP)  ## docs/reproductions.md, the pages behind it and their pictures, from what reproductions/ has stored
 	$(BIN)/python -m reproductions figures
 	$(BIN)/python -m reproductions page
 

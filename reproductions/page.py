@@ -47,8 +47,9 @@ What five papers claim, run again: a page per paper has every claim with what wa
 
 {table}
 - **settings**: how many of the paper's are run with all algorithms; beside them, reduced ones that two cores can run.
-- **smaller**: how many of those that do not hold would, if the paper did not say by how much.
-- **seeds**: per comparison. {hints} of {tested} tested claims and questions rest on fewer than {few} somewhere.
+- **claims**: how many came out so. *Smaller* are those that would hold if the paper did not say by how much.
+- **seeds**: of each comparison, the fewest and the most. {hints} of {tested} tested claims and questions rest on fewer
+  than {few} somewhere.
 
 [What the verdicts mean](studies.md#verdicts), and [how to run a study](studies.md): `python -m reproductions run NAME`.
 """
@@ -69,21 +70,23 @@ Another processor or torch gives [other last digits](../studies.md#checking).
 
 @dataclass(frozen=True)
 class _Told:
-    """A study: what is stored of it, and what became of its claims."""
+    """What is stored of a study, and what became of its claims."""
 
-    study: Study
     results: Results
     rulings: list[Ruling]
 
     @classmethod
-    def of(cls, study: Study, folder: Path) -> _Told:
-        results = Results.stored(study, folder)
-        return cls(study, results, [check(claim, results) for claim in study.claims])
+    def of(cls, results: Results) -> _Told:
+        return cls(results, [check(claim, results) for claim in results.study.claims])
+
+    @property
+    def study(self) -> Study:
+        return self.results.study
 
 
 def pages(results: Path, docs: Path, figures: Path) -> dict[Path, str]:
     """The index and each paper's page, by their places below `docs`; they show the pictures that are in `figures`."""
-    told = [_Told.of(load_study(name), results) for name in sorted(studies())]
+    told = [_Told.of(Results.stored(load_study(name), results)) for name in sorted(studies())]
     by_paper = {paper: [one for one in told if one.study.paper == paper.name] for paper in PAPERS}
     path = results / "findings.toml"
     findings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -100,42 +103,44 @@ def pages(results: Path, docs: Path, figures: Path) -> dict[Path, str]:
     return found
 
 
-_VERDICTS: list[Verdict] = ["holds", "holds in part", "open", "does not hold", "not tested"]
-
-
 def _index(by_paper: Mapping[Paper, list[_Told]]) -> str:
-    """A row per paper: its settings, and how its claims came out; questions of ours, which have no verdict, apart."""
+    """A row per paper."""
     rows = []
     for paper, told in by_paper.items():
-        judged = [(one, ruling) for one in told for ruling in one.rulings if not ruling.claim.is_question]
-        verdicts = [ruling.verdict for _, ruling in judged]
-        counts = {verdict: str(verdicts.count(verdict)) for verdict in _VERDICTS}
-        smaller = sum(is_smaller(ruling, one.results) for one, ruling in judged)
-        questions = sum(ruling.claim.is_question for one in told for ruling in one.rulings)
-        seeds = [finding.seeds for one in told for ruling in one.rulings for finding in ruling.findings]
+        seeds = sorted(finding.seeds for one in told for ruling in one.rulings for finding in ruling.findings)
         rows.append(
             [
                 f"[{paper.name}](reproductions/{paper.page})",
                 paper.asked,
                 _settings_run(told),
-                f"{min(seeds)}–{max(seeds)}" if len(set(seeds)) > 1 else str(max(seeds, default=0)),
-                counts["holds"],
-                counts["holds in part"],
-                counts["does not hold"],
-                str(smaller),
-                counts["open"],
-                counts["not tested"],
-                str(questions),
+                _counts(told),
+                "–".join(dict.fromkeys(str(number) for number in (*seeds[:1], *seeds[-1:]))),
             ]
         )
-    head = ["paper", "what was asked", "settings", "seeds", "holds", "in part", "does not hold", "of these smaller"]
     tested = [ruling for told in by_paper.values() for one in told for ruling in one.rulings if ruling.findings]
     return _INDEX.format(
-        table=_markdown(TextTable("", [*head, "open", "not tested", "our questions"], rows)),
+        table=_markdown(TextTable("", ["paper", "what was asked", "settings", "claims", "seeds"], rows)),
         hints=sum(ruling.hint for ruling in tested),
         tested=len(tested),
         few=FEW_SEEDS,
     )
+
+
+_VERDICTS: list[Verdict] = ["holds", "holds in part", "does not hold", "open", "not tested"]
+
+
+def _counts(told: list[_Told]) -> str:
+    """How the claims of a paper came out; questions of ours have no verdict."""
+    rulings = [(one, ruling) for one in told for ruling in one.rulings]
+    judged = [(one, ruling) for one, ruling in rulings if not ruling.claim.is_question]
+    verdicts = [ruling.verdict for _, ruling in judged]
+    counts: dict[str, str] = {verdict: str(verdicts.count(verdict)) for verdict in _VERDICTS if verdict in verdicts}
+    smaller = sum(is_smaller(ruling, one.results) for one, ruling in judged)
+    if smaller:
+        counts["does not hold"] += f" (smaller {smaller})"
+    if len(judged) < len(rulings):
+        counts["questions of ours"] = str(len(rulings) - len(judged))
+    return ", ".join(f"{what} {count}" for what, count in counts.items())
 
 
 def _settings_run(told: list[_Told]) -> str:
