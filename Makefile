@@ -36,8 +36,9 @@ check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-page: $(STAMP)  ## docs/reproductions.md and its pictures, from the studies and results/
-	$(BIN)/fedstrata reproduce --page docs/reproductions.md --figures docs/figures
+page: $(STAMP)  ## docs/reproductions.md, the pages behind it and their pictures, from what reproductions/ has stored
+	$(BIN)/python -m reproductions figures
+	$(BIN)/python -m reproductions page
 
 BENCH_BIN := benchmarks/.venv/bin
 BENCH_STAMP := benchmarks/.venv/installed

@@ -23,7 +23,8 @@ import tomli_w
 import torch
 from safetensors import safe_open
 
-SOURCE = Path(__file__).parent.parent / "src"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -88,7 +89,21 @@ def recipe(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Callable[...,
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
-    """The command line's main(), in this process; an exception that gets out is code -1 and a traceback on stderr."""
+    """`fedstrata …`, in this process; an exception that gets out is code -1 and a traceback on stderr."""
+    from fedstrata.cli import app
+
+    return _called(app, monkeypatch)
+
+
+@pytest.fixture
+def reproduce(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+    """`python -m reproductions …`, in the same way."""
+    from reproductions.cli import app
+
+    return _called(app, monkeypatch)
+
+
+def _called(commands: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     from fedstrata.cli import main
 
     monkeypatch.setenv("COLUMNS", "200")
@@ -99,7 +114,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
         code: Any = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                main()
+                main(commands)
             except SystemExit as end:
                 code = end.code or 0
             except BaseException:
@@ -111,8 +126,8 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
 
 
 def process_environment() -> dict[str, str]:
-    """For a fedstrata in a process of its own."""
-    return os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
+    """For a fedstrata, or our reproductions, in a process of its own."""
+    return os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}", "COLUMNS": "200"}
 
 
 def default_sigint() -> None:
@@ -122,12 +137,14 @@ def default_sigint() -> None:
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Any:
-    """Start `python -m fedstrata …`; whatever still runs at the end of the test is ended."""
+    """Start `python -m fedstrata …`, or another module; whatever still runs at the end of the test is ended."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*argv: object, preexec_fn: Callable[[], None] = default_sigint, **options: Any) -> subprocess.Popen[str]:
+    def start(
+        *argv: object, module: str = "fedstrata", preexec_fn: Callable[[], None] = default_sigint, **options: Any
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedstrata", *map(str, argv)],
+            [sys.executable, "-m", module, *map(str, argv)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -31,7 +31,7 @@ from fedstrata.wording import duration, figure, size
         ),
         (["run"], ["--algorithm", "--set", "--seed", "--out", "--data", "--workers", "--resume", "quickstart"]),
         (["compare"], ["--algorithms", "--seeds", "--set", "--out", "--data", "--workers"]),
-        (["reproduce"], ["--list", "--quick", "--show", "--page", "--seeds", "--cells", "--results", "--data"]),
+        (["reproduce"], ["python -m reproductions"]),
         (["show"], ["DIR"]),
         (["report"], ["DIR", "--out", "--open"]),
         (["export"], ["DIR", ".safetensors", "--data"]),
@@ -57,6 +57,15 @@ def test_every_documented_option_of_run_is_explained(cli: Any) -> None:
         line = next(line for line in text.splitlines() if re.search(rf"│.*{option} ", line))
         assert len(line.replace("│", "").split()) > 3, line
     assert "A .toml file, or a name from" in text  # the argument
+
+
+@pytest.mark.parametrize("argv", [[], ["adaptive-mu", "--quick"], ["--list"], ["--page", "page.md"]], ids=str)
+def test_reproduce_says_where_the_studies_are(cli: Any, argv: list[str]) -> None:
+    answer = cli("reproduce", *argv)
+    assert (answer.code, answer.out) == (2, "")
+    (line,) = answer.err.splitlines()
+    assert "reproductions/" in line
+    assert "python -m reproductions" in line
 
 
 def test_version(cli: Any) -> None:

@@ -8,17 +8,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 import fedstrata
-from fedstrata.reproductions.study import Arm, Claim, Measure, Plot, Quick, Study, StudyCell
+from reproductions.study import Arm, Claim, Measure, Plot, Quick, Study, StudyCell
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = ROOT / "docs"
 
 
 def blocks(document: str, language: str) -> list[str]:
     """The examples of a document."""
     text = (DOCS / document).read_text(encoding="utf-8")
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def prose(path: Path) -> str:
+    """A document without its examples."""
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """What GitHub calls a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("*.md"), *DOCS.rglob("*.md")], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", prose(path)):
+        if link.startswith(("https://", "http://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_example_of_a_study_is_one() -> None:

@@ -16,7 +16,6 @@ from fedstrata import experiment, rundir
 from fedstrata.arithmetic import ARITHMETIC
 from fedstrata.errors import RunDirectoryError
 from fedstrata.experiment import EngineConfig, load
-from fedstrata.reproductions.results import machine, same_machine
 from fedstrata.runs import Run
 
 Said = Callable[[], list[str]]
@@ -188,7 +187,6 @@ def test_going_on_with_another_one_is_said_and_recorded(
     assert f"from round 3 on with {change}: bits may differ\n" in cli("show", path).out
     fedstrata.run(tiny(), out=tmp_path / "whole")
     same_run(path, tmp_path / "whole")  # it was only said to be another one
-    assert same_machine(machine(Run(path)), now) == (name == "numpy")
 
 
 @pytest.mark.parametrize("name", ["fedstrata", "python", "platform"])
@@ -262,7 +260,6 @@ def test_each_change_is_kept_with_its_round_and_one_without_a_round_is_not(
         "from round 2 on with processor A → C: bits may differ",
         "from round 3 on with processor C → A: bits may differ",
     ]
-    assert machine(Run(path))["processor"] == "A, then C"
 
 
 def _killed(*_: Any) -> Iterator[Any]:

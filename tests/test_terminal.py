@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import SOURCE, Answer, process_environment
+from conftest import ROOT, SOURCE, Answer, process_environment
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from make_runs import make_run
@@ -32,8 +32,7 @@ from rich.text import Text
 import fedstrata
 from fedstrata.cli import app, main
 from fedstrata.cli.terminal import Console, say
-
-RESULTS = SOURCE.parent / "results"
+from reproductions.cli import app as reproductions_app
 
 STEERS = "\x1b]0;owned\x07"
 """Sets a terminal's title, and rings. rich never writes such a thing."""
@@ -58,14 +57,14 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
     monkeypatch.setenv("COLUMNS", "600")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
-    def call(out: str, err: str, *argv: object) -> Answer:
+    def call(out: str, err: str, *argv: object, commands: typer.Typer = app) -> Answer:
         streams = [io.TextIOWrapper(io.BytesIO(), encoding=name, errors="strict") for name in (out, err)]
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["fedstrata", *map(str, argv)])
             patch.setattr(sys, "stdout", streams[0])
             patch.setattr(sys, "stderr", streams[1])
             with pytest.raises(SystemExit) as end:
-                main()
+                main(commands)
         for stream in streams:
             stream.flush()
         text = [stream.buffer.getvalue().decode(name) for stream, name in zip(streams, (out, err), strict=True)]
@@ -162,14 +161,6 @@ def data_list(place: Path) -> list[object]:
     return ["data", "list", "--data", HOSTILE]
 
 
-def reproduce(place: Path) -> list[object]:
-    stored = RESULTS / "fedadp-figure7" / "5iid-5x1.json"
-    text = stored.read_text(encoding="utf-8").replace('"idx files, canonical digests"', json.dumps(HOSTILE))
-    (place / HOSTILE / "fedadp-figure7").mkdir(parents=True)
-    (place / HOSTILE / "fedadp-figure7" / stored.name).write_text(text, encoding="utf-8")
-    return ["reproduce", "fedadp-figure7", "--show", "--results", HOSTILE]
-
-
 def no_such_command(place: Path) -> list[object]:
     return [HOSTILE]
 
@@ -201,7 +192,7 @@ def a_file_in_the_way(place: Path) -> list[object]:
 
 COMMANDS = [
     *[(make, 0) for make in (show, show_a_comparison, list_runs, report, export, run, compare)],
-    *[(make, 0) for make in (partition_of_a_task, data_list, reproduce)],
+    *[(make, 0) for make in (partition_of_a_task, data_list)],
     *[(make, 2) for make in (resume_with_other_layers, no_such_command, no_such_option, not_a_number)],
     *[(make, 2) for make in (no_such_recipe, no_such_run, bad_setting, a_file_in_the_way)],
 ]
@@ -211,7 +202,21 @@ COMMANDS = [
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_commands_print_clean_text(on: Any, place: Path, user_module: Any, make: Any, code: int, encoding: str) -> None:
     argv = make(place)
-    answer = on(encoding, encoding, *argv)
+    assert_said_cleanly(on(encoding, encoding, *argv), code, encoding)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_stored_results_are_shown_as_clean_text(on: Any, place: Path, encoding: str) -> None:
+    study = "fedadp-figure7"
+    (stored,) = (ROOT / "reproductions" / "results" / study).glob("*.json")
+    text = stored.read_text(encoding="utf-8").replace('"idx files, canonical digests"', json.dumps(HOSTILE))
+    (place / HOSTILE / study).mkdir(parents=True)
+    (place / HOSTILE / study / stored.name).write_text(text, encoding="utf-8")
+    answer = on(encoding, encoding, "show", study, "--results", HOSTILE, commands=reproductions_app)
+    assert_said_cleanly(answer, 0, encoding)
+
+
+def assert_said_cleanly(answer: Answer, code: int, encoding: str) -> None:
     assert answer.code == code, answer
     for text in (answer.out, answer.err):
         assert_clean(text, encoding)
@@ -437,7 +442,8 @@ def test_one_line_however_long(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 # --- the source ------------------------------------------------------------------------------------------------------
 
-MODULES = sorted((SOURCE / "fedstrata").rglob("*.py"))
+FOLDERS = (SOURCE / "fedstrata", ROOT / "reproductions")
+MODULES = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 LAID_OUT_BY_THE_CONSOLE = {
     *(
         "rich.box",
@@ -473,8 +479,8 @@ def ways_around(tree: ast.AST) -> Iterator[str]:
 
 
 def test_there_is_no_way_around_the_console() -> None:
-    found = {str(path.relative_to(SOURCE)): list(ways_around(ast.parse(path.read_text()))) for path in MODULES}
-    assert found.pop("fedstrata/cli/terminal.py")
+    found = {str(path.relative_to(ROOT)): list(ways_around(ast.parse(path.read_text()))) for path in MODULES}
+    assert found.pop("src/fedstrata/cli/terminal.py")
     assert {path: ways for path, ways in found.items() if ways} == {}
 
 
@@ -508,7 +514,7 @@ def strings_of_ours() -> Iterator[str]:
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from strings(inner)
 
-    for path in (SOURCE / "fedstrata").rglob("*.toml"):
+    for path in (path for folder in FOLDERS for path in folder.rglob("*.toml")):
         yield from strings(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
@@ -529,6 +535,6 @@ def test_help_is_ascii() -> None:
         for inner in getattr(command, "commands", {}).values():
             yield from texts(inner)
 
-    found = list(texts(typer.main.get_command(app)))
+    found = [text for commands in (app, reproductions_app) for text in texts(typer.main.get_command(commands))]
     assert len(found) > 100
     assert [text for text in found if not text.isascii()] == []

@@ -1,4 +1,4 @@
-"""TOML files that are asked for by a path, or by the name of one that comes with the package."""
+"""TOML files that are asked for by a path, or by the name of one in a folder of ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,16 @@ from fedstrata.errors import RecipeError
 
 @dataclass(frozen=True)
 class Library:
-    """A folder of the package with such files."""
+    """A folder of ours with such files."""
 
     kind: str
-    folder: str
+    folder: Traversable
     listing: str
     """The command that lists them."""
 
     def names(self) -> dict[str, Any]:
         """Ours, by name."""
-        found = (entry for entry in files("fedstrata").joinpath(self.folder).iterdir() if entry.name.endswith(".toml"))
+        found = (entry for entry in self.folder.iterdir() if entry.name.endswith(".toml"))
         return {entry.name.removesuffix(".toml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
 
     def read(self, name: str | Path) -> dict[str, Any]:
@@ -50,5 +51,4 @@ class Library:
         return {"name": source.name.removesuffix(".toml"), **table} if named else table
 
 
-RECIPES = Library("recipe", "recipes", "fedstrata list")
-STUDIES = Library("study", "studies", "fedstrata reproduce --list")
+RECIPES = Library("recipe", files("fedstrata").joinpath("recipes"), "fedstrata list")

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from fedstrata.cli import compare, data, flower, report, reproduce, run, show, terminal
+from fedstrata.cli import compare, data, flower, report, run, show, terminal
 from fedstrata.errors import FedstrataError, UserError
 from fedstrata.processes import stop_when_asked
 
@@ -23,7 +23,6 @@ app = typer.Typer(
 )
 app.command("run")(run.run_command)
 app.command("compare")(compare.compare_command)
-app.command("reproduce")(reproduce.reproduce_command)
 app.command("show")(show.show_command)
 app.command("report")(report.report_command)
 app.command("export")(show.export_command)
@@ -31,6 +30,12 @@ app.command("partition")(show.partition_command)
 app.command("list")(show.list_command)
 app.add_typer(data.app, name="data")
 app.add_typer(flower.app, name="flower")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def reproduce() -> None:
+    """Moved out of the package: in a clone of the repository, python -m reproductions runs the papers' studies."""
+    raise UserError("the papers' studies are in reproductions/ of the repository: in a clone, python -m reproductions")
 
 
 def _version(show: bool) -> None:
@@ -48,12 +53,12 @@ def _options(
     pass
 
 
-def main() -> None:
-    """Run a command; an error of the user's is one line and exit code 2, never a traceback."""
+def main(commands: typer.Typer = app) -> None:
+    """Run one of the commands; an error of the user's is one line and exit code 2, never a traceback."""
     terminal.prepare()
     stop_when_asked()
     try:
-        code = app(standalone_mode=False)
+        code = commands(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except FedstrataError as error:
         _complain(str(error))

@@ -27,8 +27,6 @@ def report_command(
     fedstrata report runs/quickstart-fedavg-s0-...
 
     fedstrata report runs/compare-quickstart-... --out quickstart.html --open
-
-    fedstrata report reproductions/adaptive-mu/holders
     """
     from fedstrata.report import write
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +27,11 @@ from fedstrata.checks import require
 from fedstrata.compare import Cell
 from fedstrata.errors import RecipeError
 from fedstrata.experiment import Experiment, check_accuracy_target, explain, load
-from fedstrata.library import STUDIES
+from fedstrata.library import Library
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+STUDIES = Library("study", files("reproductions").joinpath("studies"), "python -m reproductions list")
+
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 
 CHECKPOINT_EVERY = 10

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.errors import RunDirectoryError
-from fedstrata.reproductions.figures.style import NOTHING, STYLE, library, titled_figure
 from fedstrata.runs import Run
+from reproductions.figures.style import NOTHING, STYLE, library, titled_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,8 +20,8 @@ from dataclasses import astuple, dataclass
 from typing import Literal
 
 from fedstrata.compare import ENOUGH_SEEDS, estimate, paired_differences
-from fedstrata.reproductions.results import Results
-from fedstrata.reproductions.study import Claim
+from reproductions.results import Results
+from reproductions.study import Claim
 
 RELEVANT = 1e-3
 """Of accuracies: what is not higher by at least a tenth of a point, ten images of ten thousand, is no higher."""
@@ -120,6 +120,13 @@ def check(claim: Claim, results: Results) -> Ruling:
         else:
             missing += 1
     return Ruling(claim, findings, missing)
+
+
+def is_smaller(ruling: Ruling, results: Results) -> bool:
+    """Whether a claim that does not hold would, if it did not say by how much."""
+    bare = ruling.claim.model_copy(update={"factor": 1.0, "margin": 0.0})
+    directed = bare != ruling.claim and ruling.claim.relation != "similar"
+    return directed and ruling.verdict == "does not hold" and check(bare, results).verdict == "holds"
 
 
 def _comparisons(claim: Claim, results: Results) -> Iterator[tuple[str, str, list[Known], list[Known]]]:

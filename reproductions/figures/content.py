@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 
 from fedstrata.compare import ENOUGH_SEEDS, Estimate, estimate
-from fedstrata.reproductions.measures import Series, cumulative_upload, read
-from fedstrata.reproductions.results import Results
-from fedstrata.reproductions.study import Plot, Study, StudyCell
+from reproductions.measures import Series, cumulative_upload, read
+from reproductions.results import Results
+from reproductions.study import Plot, Study, StudyCell
 
 
 @dataclass(frozen=True)

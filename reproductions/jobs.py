@@ -23,9 +23,9 @@ from fedstrata.compare import run_cell
 from fedstrata.engines.local import available_workers
 from fedstrata.errors import FedstrataError, RoundFailed, UserError
 from fedstrata.processes import held_back, leave_to_parent
-from fedstrata.reproductions.outdated import is_outdated
-from fedstrata.reproductions.study import StudyRun, recipe_hash
 from fedstrata.runs import Run
+from reproductions.outdated import is_outdated
+from reproductions.study import StudyRun, recipe_hash
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def is_finished(run: StudyRun) -> bool:
         return False
     found = Run(path)
     if recipe_hash(found.experiment) != recipe_hash(run.job.experiment):
-        raise UserError(f"{path} was run with another recipe; choose another --out, or remove it")
+        raise UserError(f"{path} was run with another recipe; choose other --runs, or remove it")
     if is_outdated(found.experiment, found.directory.arithmetic):
-        raise UserError(f"{path} was run with an older arithmetic; choose another --out, or remove it")
+        raise UserError(f"{path} was run with an older arithmetic; choose other --runs, or remove it")
     return found.finished()
 
 

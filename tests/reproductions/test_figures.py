@@ -10,21 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from conftest import ROOT
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from PIL import Image
-from test_reproductions import ROOT, SMALL, small
+from small_study import SMALL, small
 
 from fedstrata.compare import run_cell
-from fedstrata.errors import MissingExtra, RecipeError, RunDirectoryError
+from fedstrata.errors import RecipeError, RunDirectoryError, UserError
 from fedstrata.experiment import load
-from fedstrata.reproductions import figures
-from fedstrata.reproductions.figures import layers
-from fedstrata.reproductions.figures.content import Curve, Panel, Picture, Reference
-from fedstrata.reproductions.figures.style import PALETTE, wrapped
-from fedstrata.reproductions.results import Results
-from fedstrata.reproductions.study import Study, load_study, plan, recipe_hash, studies
 from fedstrata.runs import Run
+from reproductions import figures
+from reproductions.figures import layers
+from reproductions.figures.content import Curve, Panel, Picture, Reference
+from reproductions.figures.style import PALETTE, wrapped
+from reproductions.results import Results
+from reproductions.study import Study, load_study, plan, recipe_hash, studies
 
 INF = math.inf
 
@@ -461,32 +462,30 @@ def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
         assert one == two, suffix
 
 
-def test_the_command_draws_what_is_stored(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_draws_what_is_stored(reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     table = small(plots=[{"name": "layers", "layers": {"cell": "a", "arm": "fedldf"}}, {"name": "curves"}])
     (tmp_path / "small.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
-    assert "nothing is stored" in cli("reproduce", "small.toml", "--figures", "figures").err
-    assert cli("reproduce", "small.toml", "--seeds", "0").code == 0
-    answer = cli("reproduce", "small.toml", "--figures", "figures")
+    assert "nothing is stored" in reproduce("figures", "small.toml").err
+    assert reproduce("run", "small.toml", "--seeds", "0").code == 0
+    answer = reproduce("figures", "small.toml")
     assert answer.code == 0, answer.err
     written = [part.partition(",")[0] for part in answer.out.split("written: ")[1:]]
-    assert written == ["figures/small/curves.png", "figures/small/layers.png"]
+    assert written == ["docs/figures/small/curves.png", "docs/figures/small/layers.png"]
     assert all((tmp_path / path).exists() for path in written)
-    assert "layers-b-fedavg.png" in cli("reproduce", "small.toml", "--cells", "b", "--figures", "figures").out
+    of_one_cell = reproduce("figures", "small.toml", "--cells", "b", "--figures", "mine")
+    assert "written: mine/small/layers-b-fedavg.png" in of_one_cell.out
     # Those of a first impression are stored elsewhere.
-    assert "nothing is stored" in cli("reproduce", "small.toml", "--quick", "--figures", "quick").err
-    assert cli("reproduce", "small.toml", "--quick").code == 0
-    assert "quick/small-quick/curves.png" in cli("reproduce", "small.toml", "--quick", "--figures", "quick").out
-    # Of all studies of ours nothing is stored here; the page has no pictures.
-    (tmp_path / "nothing").mkdir()
-    everything = cli("reproduce", "--figures", "figures", "--page", "page.md", "--results", "nothing")
-    assert everything.code == 0
-    assert everything.out == "written: page.md\n"
+    assert "nothing is stored" in reproduce("figures", "small.toml", "--quick").err
+    assert reproduce("run", "small.toml", "--quick").code == 0
+    quick = "reproductions/runs/small-quick/figures/small-quick/curves.png"
+    assert f"written: {quick}," in reproduce("figures", "small.toml", "--quick").out
+    assert (tmp_path / quick).exists()
 
 
 def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'fedstrata\[figures\]'"):
+    with pytest.raises(UserError, match="pip install matplotlib"):
         figures.write_all(stored(tmp_path), tmp_path / "figures", tmp_path)
 
 
@@ -534,7 +533,7 @@ def test_the_pages_pictures_are_those_of_the_stored_results() -> None:
     drawn = set()
     for name in studies():
         study = load_study(name)
-        shown = figures.pictures(Results.stored(study, ROOT / "results"))
+        shown = figures.pictures(Results.stored(study, ROOT / "reproductions" / "results"))
         for picture in (picture for picture in shown if picture.compares):
             path = folder / name / f"{picture.name}.png"
             assert path.exists(), path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstrata.compare import estimate
-from fedstrata.reproductions.figures.content import Panel, Picture
-from fedstrata.reproductions.figures.style import GREY, PALETTE, STYLE, library, styles, titled_figure, wrapped
+from reproductions.figures.content import Panel, Picture
+from reproductions.figures.style import GREY, PALETTE, STYLE, library, styles, titled_figure, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedstrata.errors import RecipeError
-from fedstrata.reproductions.study import Measure
+from reproductions.study import Measure
 
 Series = Mapping[str, Sequence[float | None]]
 

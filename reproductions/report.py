@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedstrata.compare import estimate, paired_differences, written_differences
-from fedstrata.reproductions.claims import Finding, Outcome, Ruling, check
-from fedstrata.reproductions.results import Results
-from fedstrata.reproductions.study import Claim, Measure, Study, StudyCell
 from fedstrata.wording import size
+from reproductions.claims import Finding, Outcome, Ruling, check
+from reproductions.results import Results
+from reproductions.study import Claim, Measure, Study, StudyCell
 
 
 @dataclass(frozen=True)

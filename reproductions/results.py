@@ -25,12 +25,12 @@ import numpy as np
 
 from fedstrata.errors import RunDirectoryError, UserError
 from fedstrata.experiment import Experiment
-from fedstrata.reproductions.measures import Series, cumulative_upload, measure
-from fedstrata.reproductions.outdated import is_outdated
-from fedstrata.reproductions.study import Study, StudyRun, recipe_hash
 from fedstrata.rundir import versions
 from fedstrata.runs import Run
 from fedstrata.storage import WHILE_WRITING, Folder, locked, write_whole
+from reproductions.measures import Series, cumulative_upload, measure
+from reproductions.outdated import is_outdated
+from reproductions.study import Study, StudyRun, recipe_hash
 
 FORMAT = 1
 

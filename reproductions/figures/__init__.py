@@ -10,12 +10,12 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstrata.reproductions.figures.content import pictures
-from fedstrata.reproductions.figures.drawing import draw
-from fedstrata.reproductions.figures.layers import draw_layers, layer_maps
-from fedstrata.reproductions.figures.style import STYLE, library, styles
-from fedstrata.reproductions.results import Results
 from fedstrata.runs import Run
+from reproductions.figures.content import pictures
+from reproductions.figures.drawing import draw
+from reproductions.figures.layers import draw_layers, layer_maps
+from reproductions.figures.style import STYLE, library, styles
+from reproductions.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.errors import MissingExtra
+from fedstrata.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def library() -> Any:
         import matplotlib.scale
         import matplotlib.ticker
     except ImportError as error:
-        raise MissingExtra("matplotlib", "figures", "drawing figures") from error
+        raise UserError("drawing figures needs matplotlib: pip install matplotlib") from error
     return matplotlib
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from fedstrata.reproductions.measures import Series
-from fedstrata.reproductions.report import TextTable, write
-from fedstrata.reproductions.results import Results, machine, same_machine, series_of
-from fedstrata.reproductions.study import StudyRun
 from fedstrata.runs import Run
+from reproductions.measures import Series
+from reproductions.report import TextTable, write
+from reproductions.results import Results, machine, same_machine, series_of
+from reproductions.study import StudyRun
 
 
 @dataclass(frozen=True)
