@@ -1,7 +1,8 @@
-"""Signals that ask a process to stop, and child processes that leave them to their parent."""
+"""Processes of ours: signals that ask them to stop, children that leave those to their parent, and memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -56,3 +57,14 @@ def leave_to_parent(*numbers: signal.Signals) -> None:
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED_TO_STOP)
+
+
+def keep_memory() -> None:
+    """Ask glibc not to give freed memory back: a training step frees what the next one needs again."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h

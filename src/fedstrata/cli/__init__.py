@@ -8,7 +8,7 @@ import typer
 
 from fedstrata.cli import compare, data, flower, report, run, show, terminal
 from fedstrata.errors import FedstrataError, UserError
-from fedstrata.processes import stop_when_asked
+from fedstrata.processes import keep_memory, stop_when_asked
 
 app = typer.Typer(
     name="fedstrata",
@@ -57,6 +57,7 @@ def main(commands: typer.Typer = app) -> None:
     """Run one of the commands; an error of the user's is one line and exit code 2, never a traceback."""
     terminal.prepare()
     stop_when_asked()
+    keep_memory()
     try:
         code = commands(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -7,7 +7,6 @@ else through pipes.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import mmap
 import multiprocessing as mp
@@ -31,7 +30,7 @@ from fedstrata.arithmetic import cores
 from fedstrata.client import Client, Kept, Setup
 from fedstrata.errors import ModelError
 from fedstrata.messages import Order, Reply
-from fedstrata.processes import held_back, leave_to_parent
+from fedstrata.processes import held_back, keep_memory, leave_to_parent
 
 
 def available_workers(device: str = "cpu") -> int:
@@ -254,14 +253,3 @@ def _work(
                 reply = error
             pipe.send_bytes(post.pack(reply))
     os._exit(0)
-
-
-def keep_memory() -> None:
-    """Ask glibc not to give freed memory back: a training step frees what the next one needs again."""
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h

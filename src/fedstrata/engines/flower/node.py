@@ -29,11 +29,11 @@ from fedstrata.engines.flower.codec import (
 )
 from fedstrata.engines.flower.failures import Kind as FailureKind
 from fedstrata.engines.flower.failures import during
-from fedstrata.engines.local import keep_memory
 from fedstrata.errors import DataError, MessageError, RecipeError
 from fedstrata.experiment import Experiment, load
 from fedstrata.messages import Kind, Order
 from fedstrata.prepared import prepare
+from fedstrata.processes import keep_memory
 from fedstrata.tasks.nodes import own_task
 
 _FAILURES: dict[Kind, FailureKind] = {"train": "training", "upload": "upload", "evaluate": "evaluation"}
