@@ -30,7 +30,7 @@ TRAIN, TEST = 20, 10
 def small_world(tmp_path, monkeypatch):
     """Every set has 20 + 10 images and no known digests; nothing outside tmp_path is read or written."""
     for name, published in datasets.PUBLISHED.items():
-        small = dataclasses.replace(published, train=TRAIN, test=TEST, digests={})
+        small = dataclasses.replace(published, images={"train": TRAIN, "test": TEST}, digests={})
         monkeypatch.setitem(datasets.PUBLISHED, name, small)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -296,21 +296,29 @@ def test_damaged_parquet(tmp_path):
     train.write_bytes(train.read_bytes()[:-100])
     fails("train-00000-of-00001.parquet: not parquet with columns")
     rewrite_train(folder, picture=[image], label=[0])
+    fails("not parquet with columns of images")
+    rewrite_train(folder, x=[0.5], label=[0])
     fails("not parquet with columns img or image")
+    rewrite_train(folder, img=[image])
+    fails("not parquet with columns img or image .* label")
+    rewrite_train(folder, img=[1.5], label=[0])
+    fails("not parquet with columns of images")
     rewrite_train(folder, img=[image], label=["mouse"])
-    fails("label = 'mouse' is no class; there are: 0, .*, airplane, ")
+    fails("label = 'mouse' in row 1 is no class; there are: 0, .*, airplane, ")
     rewrite_train(folder, img=[image], label=[[3]])
     fails("not parquet with columns .* label")
     rewrite_train(folder, img=[image], label=pytest.importorskip("pyarrow").array([None], "int64"))
-    fails("label = 'None' is no class")
+    fails("label = 'None' in row 1 is no class")
     rewrite_train(folder, img=[image], label=[1.5])
-    fails("label = '1.5' is no class")
+    fails("label = '1.5' in row 1 is no class")
     rewrite_train(folder, img=[image, {"bytes": b"not an image", "path": None}], label=[0, 1])
-    fails("parquet, row 1: not a readable PNG or JPEG")
+    fails("parquet, row 2: not a readable PNG or JPEG")
     rewrite_train(folder, img=[{"bytes": None, "path": "x"}, image], label=[0, 1])
-    fails("parquet, row 0: not a readable PNG or JPEG")
+    fails("parquet, row 1: not a readable PNG or JPEG")
     rewrite_train(folder, img=[{"bytes": encode(pixels("train")[0], "PNG"), "path": None}], label=[0])
-    fails(r"row 0: an image of \(28, 28\) pixels, expected \(32, 32\)")
+    fails(r"row 1: an image of \(28, 28\) pixels, expected \(32, 32\)")
+    rewrite_train(folder, img=[image] * 21, label=[0] * 21)
+    fails("parquet: 21 rows, expected at most 20")
     rewrite_train(folder, img=[image] * 20, label=[-1] * 20)
     fails("labels from -1 to -1, expected 0 to 9")
 
@@ -371,8 +379,8 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 
 def counted_decoding(monkeypatch):
     calls = []
-    decode = datasets._decode
-    monkeypatch.setattr(datasets, "_decode", lambda *arguments: calls.append(1) or decode(*arguments))
+    decode = datasets.decode
+    monkeypatch.setattr(datasets, "decode", lambda *arguments: calls.append(1) or decode(*arguments))
     return calls
 
 
@@ -382,27 +390,39 @@ def test_decoded_pixels_are_cached_under_the_files_digests(tmp_path, monkeypatch
     for expected in (2, 2):  # train and test once, then nothing
         assert_is_the_set(datasets.load("cifar10", tmp_path), (3, 32, 32))
         assert len(decoded) == expected
-    assert len(list((tmp_path / "cache" / "fedstrata").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "fedstrata").iterdir())) == 2
     write_parquet(tmp_path / "cifar10", form="JPEG")
     assert "JPEG" in datasets.load("cifar10", tmp_path).source
     assert len(decoded) == 4
 
 
+def flipped(content, place):
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
 @pytest.mark.parametrize(
-    "change", [lambda c: c[:-5], lambda c: b"junk", lambda c: c[:-5] + bytes([c[-5] ^ 1]) + c[-4:]]
+    "change",
+    [
+        lambda c: c[:-5],
+        lambda c: b"junk",
+        lambda c: flipped(c, 5000),
+        lambda c: flipped(c, c.index(b"PK\1\2") + 8),
+        lambda c: flipped(c, c.index(b"PK\1\2") + 10),
+    ],
+    ids=["cut short", "junk", "another pixel", "encrypted", "compressed in another way"],
 )
 def test_a_corrupt_cache_is_rewritten(tmp_path, monkeypatch, change):
     decoded = counted_decoding(monkeypatch)
     write_parquet(tmp_path / "cifar10")
     datasets.load("cifar10", tmp_path)
-    [cache] = (tmp_path / "cache" / "fedstrata").iterdir()
+    cache, _ = (tmp_path / "cache" / "fedstrata").iterdir()
     sound = cache.read_bytes()
     cache.write_bytes(change(sound))
     assert_is_the_set(datasets.load("cifar10", tmp_path), (3, 32, 32))
-    assert len(decoded) == 4
+    assert len(decoded) == 3
     assert len(cache.read_bytes()) == len(sound)
     datasets.load("cifar10", tmp_path)
-    assert len(decoded) == 4
+    assert len(decoded) == 3
 
 
 def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):

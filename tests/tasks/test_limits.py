@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from fedstrata.errors import DataError
-from fedstrata.tasks import datasets, parquet
+from fedstrata.tasks import files, parquet
 from fedstrata.tasks.nodes import NodesConfig, read_own_folder
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -32,28 +32,35 @@ DIGITS = NodesConfig(clients=1, shape=[1, 28, 28], classes=10)
 READ = """
 import resource, sys
 from pathlib import Path
-import PIL.Image, PIL.JpegImagePlugin, PIL.PngImagePlugin, pyarrow.parquet
 from fedstrata.errors import DataError
-from fedstrata.tasks import datasets, fetching
-from fedstrata.tasks.nodes import NodesConfig, read_own_folder
+from fedstrata.tasks import parquet
+
+path, what, shape = Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3].split(",")]
+if what != "64 MiB":
+    import PIL.Image, PIL.JpegImagePlugin, PIL.PngImagePlugin
+    from fedstrata.tasks import fetching
+    from fedstrata.tasks.nodes import NodesConfig, read_own_folder
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return sum(resource.getrusage(who).ru_maxrss for who in whose) // 1024
 
-folder, what, shape = Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3].split(",")]
 before = peak()
 try:
-    if what == "own":
-        read_own_folder(folder, NodesConfig(clients=1, shape=shape, classes=10))
+    if what == "64 MiB":
+        parquet.read(path, 64 << 20)
+    elif what == "own":
+        read_own_folder(path, NodesConfig(clients=1, shape=shape, classes=10))
     else:
-        fetching.get(what, folder, folder.parent / "data")
+        fetching.get(what, path, path.parent / "data")
 except DataError as error:
     print(peak() - before, error)
 """
 
 
 def refused(folder: Path, what: str, most: int, shape: str = "1,28,28") -> str:
-    """What is said of a folder of a published set's or of somebody's own files, in at most so many MiB of memory."""
+    """What is said of a folder of a published set's or of somebody's own files, or of a parquet file that may come to
+    64 MiB, in at most so many MiB of memory."""
     path = os.pathsep.join([str(Path(__file__).parents[2] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", READ, str(folder), what, shape],
@@ -162,27 +169,40 @@ def with_lies(content: bytes, true: int, told: int) -> bytes:
     return content[:footer] + content[footer:].replace(number(true, length), number(told, length))
 
 
+LIBRARIES = 100
+"""MiB that Python and pyarrow take in a process of their own before they read anything."""
+SMALL = 64 + parquet.SPARE // MIB + LIBRARIES
+PUBLISHED = 415 + parquet.SPARE // MIB + LIBRARIES
+"""What MNIST's training images may come to are 1 MiB and 60,000 times 4096 bytes and 4 for each of the 784 pixels."""
+
+
 def test_a_page_that_comes_to_much_more(tmp_path: Path) -> None:
     """One image of 256 MiB of zeros in 8 kB of zstd, with a footer that says so, then with one that does not."""
     table = pyarrow.table({"image": [bytes(256 * MIB)], "label": [0]})
     path = write_part(tmp_path / "in", table, compression="zstd", use_dictionary=False, write_statistics=False)
     assert path.stat().st_size < 20_000
     true = pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size
-    most = "434,968,576 bytes in all or 134,217,728 in a page"
-    assert refused(tmp_path / "in", "mnist", most=20) == f"{path}: unpacked, it comes to more than {most}"
+    message = refused(tmp_path / "in", "mnist", PUBLISHED)
+    assert message.startswith(f"{path}: not parquet with ")
+    assert "at most 434,968,576 bytes (pyarrow.lib.ArrowMemoryError" in message
+    assert "ArrowMemoryError: malloc of size 2684" in refused(path, "64 MiB", SMALL)
     path.write_bytes(with_lies(path.read_bytes(), true, 1000))
     assert pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 1000
+    assert "ArrowMemoryError: malloc of size 2684" in refused(path, "64 MiB", SMALL)
     (tmp_path / "in" / "test-00000-of-00001.parquet").unlink()
-    most = "2,147,483,648 bytes in all or 135,020,544 in a page"
-    assert refused(tmp_path / "in", "own", most=20) == f"{path}: unpacked, it comes to more than {most}"
+    too_large = "row 1: an image of 268,435,456 bytes, expected at most 1,050,144"
+    assert too_large in refused(tmp_path / "in", "own", most=2048)
 
 
 def test_one_large_value_in_every_row(tmp_path: Path) -> None:
     """64 rows of 16 MiB, which are a gigabyte, stored once: no page is large."""
-    table = pyarrow.table({"image": repeated(bytes(16 * MIB), 64), "label": [0] * 64})
-    path = write_part(tmp_path / "in", table, compression="zstd", dictionary_pagesize_limit=64 * MIB)
-    assert path.stat().st_size < 20_000
-    assert "row 0: an image of 16,777,216 bytes, expected at most" in refused(tmp_path / "in", "mnist", most=400)
+    for column in ("image", "label"):
+        table = {"image": [b""] * 64, "label": [0] * 64} | {column: repeated("0" * (16 * MIB), 64)}
+        path = write_part(
+            tmp_path / column, pyarrow.table(table), compression="zstd", dictionary_pagesize_limit=64 * MIB
+        )
+        assert path.stat().st_size < 20_000
+        assert "ArrowMemoryError" in refused(path, "64 MiB", SMALL)
 
 
 def test_more_rows_than_there_can_be(tmp_path: Path) -> None:
@@ -191,13 +211,13 @@ def test_more_rows_than_there_can_be(tmp_path: Path) -> None:
     table = pyarrow.table({"image": repeated(image, 5_000_000), "label": repeated(0, 5_000_000)})
     path = write_part(tmp_path / "in", table, compression="zstd")
     assert path.stat().st_size < MIB
-    assert f"{path}: 5,000,000 rows, expected at most 60,000" in refused(tmp_path / "in", "mnist", most=20)
+    assert "parquet: 5,000,000 rows, expected at most 60,000" in refused(tmp_path / "in", "mnist", PUBLISHED)
     with pytest.raises(DataError, match="5,000,000 rows, expected at most 2,739,137"):
         read_own_folder(tmp_path / "in", DIGITS)
 
 
-def test_more_rows_than_the_footer_says(tmp_path: Path) -> None:
-    """The number of rows stands in the footer for the file and for each part of it; only the latter are read by."""
+def test_rows_that_the_footer_does_not_count(tmp_path: Path) -> None:
+    """The number of rows stands in the footer for the file and for each part of it; that of the file is not asked."""
     images, _ = node_data.digits(300)
     path = tmp_path / "a.parquet"
     pq.write_table(pyarrow.table({"image": [node_data.png(image[0]) for image in images], "label": [1] * 300}), path)
@@ -206,35 +226,29 @@ def test_more_rows_than_the_footer_says(tmp_path: Path) -> None:
     true, told = (b"\x16" + bytes([(rows << 1) & 0x7F | 0x80, rows >> 6]) for rows in (300, 200))
     path.write_bytes(content[:footer] + content[footer:].replace(true, told, 1))
     assert pq.read_metadata(path).num_rows == 200
-    with pytest.raises(DataError, match=r"a\.parquet: more rows than the 200 that its footer says"):
-        read_own_folder(tmp_path, DIGITS)
+    assert np.array_equal(read_own_folder(tmp_path, DIGITS).inputs.numpy(), images / np.float32(255))
 
 
 def test_a_list_in_a_row(tmp_path: Path) -> None:
     """Ten million labels of one row."""
     labels = pyarrow.ListArray.from_arrays([0, 10_000_000], pyarrow.array(np.zeros(10_000_000, np.int8)))
     table = pyarrow.table({"image": [node_data.png(np.zeros((28, 28), np.uint8))], "label": labels})
-    write_part(tmp_path / "in", table, compression="zstd")
-    assert "not parquet with columns img or image (bytes) and label" in refused(tmp_path / "in", "own", most=20)
+    path = write_part(tmp_path / "in", table, compression="zstd")
+    assert "not parquet with columns of images or numbers, and label" in refused(path, "64 MiB", SMALL)
 
 
 def test_a_table_that_comes_to_much_more(tmp_path: Path) -> None:
-    """100 million rows of two numbers that are always the same, and 64 rows with a class of 16 MiB."""
-    number = repeated(1.0, 20_000_000)  # five times as many in the footer
+    """20 million rows of two numbers and a label, which are always the same: as float32 and float64, 320 MB."""
+    number = repeated(1.0, 20_000_000)
     path = write_part(tmp_path / "in", pyarrow.table({"x": number, "y": number, "label": number}))
-    path.write_bytes(with_lies(path.read_bytes(), 20_000_000, 100_000_000))
-    (tmp_path / "in" / "test-00000-of-00001.parquet").unlink()
-    with pytest.raises(DataError, match="100,000,000 rows, expected at most 89,478,485"):
-        read_own_folder(tmp_path / "in", NodesConfig(clients=1, shape=[2], classes=2))
-    few = {"x": [1.0] * 64, "y": [1.0] * 64, "label": repeated("0" * (16 * MIB), 64)}
-    write_part(tmp_path / "in", pyarrow.table(few), compression="zstd", dictionary_pagesize_limit=64 * MIB)
-    assert "in row 1 is no class" in refused(tmp_path / "in", "own", most=400, shape="2")
+    assert path.stat().st_size < MIB
+    assert "67,108,864 bytes (MemoryError: it comes to more)" in refused(path, "64 MiB", SMALL)
 
 
 def test_a_table_of_texts(tmp_path: Path) -> None:
-    """Inputs are numbers, not texts of any length."""
-    pq.write_table(pyarrow.table({"x": ["1"], "y": [1], "label": [0]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: not parquet with .* columns of numbers.*x has string"):
+    """Inputs are numbers."""
+    pq.write_table(pyarrow.table({"x": ["one"], "y": [1], "label": [0]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: not parquet with .* numbers, and label.*'one'"):
         read_own_folder(tmp_path, NodesConfig(clients=1, shape=[2], classes=2))
 
 
@@ -243,38 +257,47 @@ def test_a_footer_of_a_million_columns(tmp_path: Path) -> None:
     chunk = b"\x26\x08\x00"
     group = b"\x19" + b"\xfc" + b"\xe8\x07" + chunk * 1000 + b"\x16\x00\x16\x00\x00"
     footer = b"\x15\x02\x19\x1c\x48\x01a\x00\x16\x00\x19\xfc\x84\x07" + group * 900 + b"\x00"
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1")
-    assert "a footer of 2,7" in refused(tmp_path / "in", "own", most=50)
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    assert "bad_alloc" in refused(path, "64 MiB", SMALL)
 
 
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd"])
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_the_size_of_pages_is_read_as_it_was_written(
-    version: str, compression: str, dictionary: bool, tmp_path: Path
-) -> None:
-    """Pages and their headers, as pyarrow's footer counts them, in many row groups and pages."""
-    table = pyarrow.table({"x": [f"{n % 97}" * 20 for n in range(8000)], "y": list(range(8000))})
+@pytest.mark.parametrize(
+    ("compression", "version", "dictionary"),
+    [("none", "1.0", True), ("snappy", "2.0", False), ("gzip", "1.0", False), ("zstd", "2.0", True)],
+)
+def test_a_table_is_read_as_it_was_written(compression: str, version: str, dictionary: bool, tmp_path: Path) -> None:
+    """In many row groups, pages and batches; float32 has all of these numbers."""
+    numbers = {"x": [n % 97 for n in range(8000)], "y": [n / 4 for n in range(8000)]}
     pq.write_table(
-        table,
+        pyarrow.table(numbers | {"label": [str(n) for n in range(8000)]}),
         tmp_path / "a.parquet",
         compression=compression,
         use_dictionary=dictionary,
         data_page_version=version,
         data_page_size=1000,
-        row_group_size=4000,
-        write_page_checksum=True,
+        row_group_size=3000,
     )
-    metadata = pq.read_metadata(tmp_path / "a.parquet")
-    with (tmp_path / "a.parquet").open("rb") as file:
-        for group in range(metadata.num_row_groups):
-            for column in range(2):
-                chunk = metadata.row_group(group).column(column)
-                sizes = list(parquet._page_sizes(file, chunk))
-                headers = chunk.total_uncompressed_size - sum(sizes)
-                assert len(sizes) > 1
-                assert 10 * len(sizes) < headers < 150 * len(sizes)
+    table = parquet.read(tmp_path / "a.parquet", MIB)
+    assert table.schema.types == [pyarrow.float32(), pyarrow.float32(), pyarrow.string()]
+    assert table.to_pydict() == numbers | {"label": [str(n) for n in range(8000)]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "read"),
+    [
+        (pyarrow.array([3, 1], pyarrow.uint8()), [3, 1]),
+        (pyarrow.array([3, 1]).dictionary_encode(), [3, 1]),
+        (pyarrow.array(["cat", "dog"]).dictionary_encode(), ["cat", "dog"]),
+        (pyarrow.array([1.0, 1.5]), [1.0, 1.5]),
+        (pyarrow.array([True, None]), [True, None]),
+    ],
+    ids=["small", "a category of numbers", "a category", "numbers", "truth"],
+)
+def test_labels_are_handed_over_as_they_are(labels: Any, read: list[Any], tmp_path: Path) -> None:
+    pq.write_table(pyarrow.table({"x": [0, 0], "label": labels}), tmp_path / "a.parquet")
+    table = parquet.read(tmp_path / "a.parquet", MIB)
+    assert [(type(label), label) for label in table["label"].to_pylist()] == [(type(label), label) for label in read]
 
 
 def test_a_damaged_parquet_file_is_a_data_error(tmp_path: Path) -> None:
@@ -284,13 +307,33 @@ def test_a_damaged_parquet_file_is_a_data_error(tmp_path: Path) -> None:
     path = tmp_path / "data" / "samples.parquet"
     sound = path.read_bytes()
     generator = np.random.default_rng(0)
-    for _ in range(150):
+    for _ in range(20):
         content = bytearray(sound)
         place = int(generator.choice([generator.integers(300), -generator.integers(1, 1500)]))
         content[place] = int(generator.integers(256))
         path.write_bytes(content)
         with contextlib.suppress(DataError):
             read_own_folder(tmp_path / "data", DIGITS)
+
+
+def test_a_file_that_crashes_its_reader_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not so much as a traceback is left."""
+    node_data.write_parquet(tmp_path / "data", *node_data.digits(3))
+    reader = tmp_path / "python"
+    reader.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    reader.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(reader))
+    with pytest.raises(DataError, match=r"samples\.parquet: not parquet with .* \(exit code -11\)"):
+        read_own_folder(tmp_path / "data", DIGITS)
+
+
+def test_nothing_is_imported_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's folder of data may have modules in it."""
+    node_data.write_parquet(tmp_path / "data", *node_data.digits(3))
+    for module in ("pyarrow", "numpy", "fedstrata", "resource"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert len(read_own_folder(tmp_path / "data", DIGITS)) == 3
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -360,7 +403,7 @@ def test_a_damaged_image_is_a_data_error(form: str, tmp_path: Path) -> None:
         for place in generator.integers(0, len(content), 3):
             content[place] = int(generator.integers(256))
         with contextlib.suppress(DataError):
-            datasets._decode([("here", bytes(content), 0)], 1, (1, 28, 28))
+            files.decode([("here", bytes(content), 0)], (1, 28, 28))
 
 
 # --- what is not a file ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,34 @@ def test_a_parquet_file_of_numbers_is_a_table(tmp_path: Path) -> None:
     for columns, problem in (
         ({"x": [1], "label": [0]}, "1 columns of inputs, expected 2"),
         ({"x": [1], "y": [None], "label": [0]}, "y = nan in row 1 is not finite"),
-        ({"x": [1], "y": ["high"], "label": [0]}, "columns of numbers"),
+        ({"x": [1], "y": ["high"], "label": [0]}, "columns of images or numbers.*'high'"),
         ({"x": [1], "y": [1], "label": [None]}, "label = 'None' in row 1 is no class"),
         ({"x": [1], "y": [1], "z": [0]}, "0 columns are called label, expected 1; there are: x, y, z"),
     ):
         write(**columns)
         with pytest.raises(DataError, match=f"a.parquet: .*{problem}"):
             read_own_folder(tmp_path, config)
+
+
+def test_numbers_of_every_type_are_rounded_as_numpy_rounds_them(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    generator = np.random.default_rng(0)
+    whole = generator.integers(-(2**62), 2**62, 1000)
+    columns = {
+        "whole": whole,
+        "large": whole.astype(np.uint64),
+        "double": whole * 1e-20,
+        "half": (whole * 1e-18).astype(np.float16),
+        "decimal": [Decimal(int(number) >> 33).scaleb(-3) for number in whole],
+        "truth": whole > 0,
+    }
+    expected = np.stack([np.array(column, np.float32) for column in columns.values()], axis=1)
+    parquet.write_table(pyarrow.table(columns | {"label": whole % 10}), tmp_path / "a.parquet")
+    samples = read_own_folder(tmp_path, NodesConfig(clients=1, shape=[6], classes=10))
+    assert np.array_equal(samples.inputs.numpy(), expected)
+    assert samples.targets.tolist() == (whole % 10).tolist()
 
 
 def test_a_parquet_file_of_images_may_have_plain_bytes_and_names(tmp_path: Path) -> None:
@@ -135,7 +157,8 @@ POINTS = NodesConfig(clients=1, shape=[2], classes=2)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "0 columns are called label"),
+        ("", "is empty"),
+        ("\n", "0 columns are called label"),
         ("x,y,label,label\n", "2 columns are called label"),
         ("x,y,z,label\n", "3 columns of inputs, expected 2"),
         ("x,y,label\n1,2,2\n", "label = '2' in row 1 is no class; there are: 0, 1"),

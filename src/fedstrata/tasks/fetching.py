@@ -14,22 +14,25 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from fedstrata.errors import DataError, MissingExtra
 from fedstrata.tasks.datasets import (
     MINI,
     PUBLISHED,
-    check_sizes,
+    Found,
+    among_files,
     data_directory,
-    file_size,
     find_files,
     in_words,
     known,
     layouts,
     load_folder,
     mini_path,
+    read,
 )
+from fedstrata.tasks.files import file_size
 
 
 class HubUnreachable(DataError):
@@ -55,21 +58,11 @@ def get(name: str, source: Path | Sequence[Path] | None = None, directory: Path 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
-            download, fresh = Path(scratch) / "download", Path(scratch) / "fresh"
-            given = sources or [_download(name, download)]
-            files, place = dict[Path, Path](), ""
-            try:
-                files, place = _chosen(name, given)
-                for relative, path in files.items():
-                    (fresh / relative).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, fresh / relative)
-                load_folder(name, fresh)
-            except DataError as error:  # name the files where the user has them, not the copies
-                text = str(error)
-                for relative, path in files.items():
-                    text = text.replace(str(fresh / relative), str(path))
-                hub = PUBLISHED[name].hub
-                raise DataError(text.replace(str(fresh), place).replace(str(download), hub)) from error
+            fresh = Path(scratch) / "fresh"
+            found = _checked(name, sources) if sources else _downloaded(name, Path(scratch) / "download")
+            for relative, path in chain.from_iterable(files.items() for files in found.parts.values()):
+                (fresh / relative).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, fresh / relative)
             _put_in_place(fresh, target, aside=Path(scratch) / "replaced")
     except OSError as error:
         raise DataError(f"{error.filename or target}: {error.strerror or error}") from error
@@ -95,40 +88,45 @@ def _is_sound(name: str, folder: Path) -> bool:
     return True
 
 
-def _download(name: str, into: Path) -> Path:
+def _downloaded(name: str, into: Path) -> Found:
     try:
         import PIL  # noqa: F401 - needed to read what comes, so rather now than after the download
         import pyarrow  # noqa: F401
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise MissingExtra("huggingface-hub, pyarrow and pillow", "data", "getting data from the hub") from error
+    hub = PUBLISHED[name].hub
     try:
-        snapshot_download(PUBLISHED[name].hub, repo_type="dataset", allow_patterns="*.parquet", local_dir=into)
+        snapshot_download(hub, repo_type="dataset", allow_patterns="*.parquet", local_dir=into)
     except Exception as error:  # the hub's client lets through what its HTTP library raises, which differs by version
         raise HubUnreachable(name, error) from error
-    return into
+    try:
+        return _checked(name, [into])
+    except DataError as error:
+        raise DataError(str(error).replace(str(into), hub)) from error
 
 
 # --- what is given ---------------------------------------------------------------------------------------------------
 
 
-def _chosen(name: str, sources: Sequence[Path]) -> tuple[dict[Path, Path], str]:
-    """The set's files, by where they belong in its folder, and the place they come from, for errors."""
+def _checked(name: str, sources: Sequence[Path]) -> Found:
+    """The set's files in a folder or among files, after they have been read."""
     for path in sources:
         if not path.exists():
             raise DataError(f"{path}: no such folder or file")
     if len(sources) == 1 and sources[0].is_dir():
         found = find_files(name, sources[0])
-        if found is None:
-            raise DataError(f"{sources[0]}: no files of {name} in it (idx, parquet or image folders)")
-        return {path.relative_to(found.folder): path for path in (*found.train, *found.test)}, str(found.folder)
-    files: dict[Path, Path] = {}
-    for path in sources:
-        _check_given(name, path)
-        if files.setdefault(Path(path.name), path) != path:
-            raise DataError(f"{path}: another file of this name was given, {files[Path(path.name)]}")
-    check_sizes(sources, PUBLISHED[name].most_bytes(PUBLISHED[name].train + PUBLISHED[name].test))
-    return files, ", ".join(map(str, sources))
+    else:
+        by_name: dict[str, Path] = {}
+        for path in sources:
+            _check_given(name, path)
+            if by_name.setdefault(path.name, path) != path:
+                raise DataError(f"{path}: another file of this name was given, {by_name[path.name]}")
+        found = among_files(name, sources)
+    if found is None:
+        raise DataError(f"{sources[0]}: no files of {name} in it (idx, parquet or image folders)")
+    read(name, found)
+    return found
 
 
 def _check_given(name: str, path: Path) -> None:
@@ -140,7 +138,8 @@ def _check_given(name: str, path: Path) -> None:
     if command := _unpacking(path, folder):
         commands = f"`{command}`, then `fedstrata data get {name} --from {folder}`"
         raise DataError(f"{path}: archives are not unpacked here; run {commands}")
-    expected = [pattern for parts in layouts(name).values() for part in parts for pattern in part if "/" not in pattern]
+    patterns = (pattern for layout in layouts(name).values() for pattern in chain(*layout.values()))
+    expected = [pattern for pattern in patterns if "/" not in pattern]
     if not any(fnmatch.fnmatchcase(path.name, pattern) for pattern in expected):
         raise DataError(f"{path}: not a file of {name}; expected a folder or {', '.join(map(in_words, expected))}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,19 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import DataError, RecipeError
-from fedstrata.tasks import datasets, parquet
-
-LABEL = "label"
-"""The column of a table that has the classes; the others are inputs, in their order."""
+from fedstrata.tasks import parquet
+from fedstrata.tasks.files import (
+    LIMIT,
+    Shape,
+    class_number,
+    class_numbers,
+    decode,
+    in_folders,
+    in_table,
+    read_idx,
+    regular,
+)
+from fedstrata.tasks.parquet import LABEL
 
 LAYOUTS = {
     "idx": "*images[-.]idx3-ubyte*",
@@ -36,16 +45,18 @@ def read_folder(folder: Path, shape: Sequence[int], class_names: Sequence[str]) 
     """Inputs as float32 [N, *shape], those of images from 0 to 1, and their classes as int64 [N]."""
     kind, paths = _files(folder)
     try:
-        if kind == "csv" or (kind == "parquet" and not datasets.has_images(paths[0], math.prod(shape))):
-            inputs, labels = _read_tables(folder, kind, paths, shape, class_names)
-        else:
-            inputs, labels = _read_images(kind, paths, shape, class_names)
+        parts = list(_parts(kind, paths, shape, class_numbers(class_names)))
     except OSError as error:
         raise DataError(f"{error.filename or folder}: {error.strerror or error}") from error
+    if len({inputs.dtype for inputs, _ in parts}) > 1:
+        raise DataError(f"{folder}: has parquet files of images and of numbers")
+    inputs, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
         expected = f"expected 0 to {len(class_names) - 1}"
         raise DataError(f"{folder}: labels from {labels.min()} to {labels.max()}, {expected}")
-    return inputs, torch.from_numpy(labels)
+    if inputs.dtype == np.uint8:
+        return torch.from_numpy(inputs).float().div_(255), torch.from_numpy(labels)
+    return torch.from_numpy(_intensities(folder, inputs, shape)).view(-1, *shape), torch.from_numpy(labels)
 
 
 def _files(folder: Path) -> tuple[str, list[Path]]:
@@ -54,9 +65,7 @@ def _files(folder: Path) -> tuple[str, list[Path]]:
     def is_visible(path: Path) -> bool:
         return not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
-    found = {
-        kind: sorted(datasets.regular(filter(is_visible, folder.glob(pattern)))) for kind, pattern in LAYOUTS.items()
-    }
+    found = {kind: regular(filter(is_visible, folder.glob(pattern))) for kind, pattern in LAYOUTS.items()}
     kinds = [kind for kind, paths in found.items() if paths]
     if len(kinds) != 1:
         several, none = ", ".join(kinds), "*images-idx3-ubyte, *.parquet, <class>/*.png or .jpg, *.csv"
@@ -65,20 +74,36 @@ def _files(folder: Path) -> tuple[str, list[Path]]:
     return kinds[0], found[kinds[0]]
 
 
+def _parts(
+    kind: str, paths: list[Path], shape: Sequence[int], number: Mapping[str, int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Inputs and classes: of images bytes [N, C, H, W], of tables float32 [N, inputs]."""
+    if kind == "image":
+        image = _image_shape(paths[0], shape)
+        yield decode(in_folders(paths, image, number), image)[0]
+    elif kind == "idx":
+        for images in _one_of_each(paths):
+            yield read_idx(images, _labels_of(images), _image_shape(images, shape, (1,)))[0]
+    elif kind == "csv":
+        for path in paths:
+            yield _csv_table(path, math.prod(shape), number)
+    else:
+        for path in paths:
+            table = parquet.read(path, LIMIT)
+            if parquet.IMAGE in table.column_names:
+                image = _image_shape(path, shape)
+                yield decode(in_table(path, table, number, LIMIT // math.prod(image)), image)[0]
+            else:
+                yield _parquet_table(path, table, math.prod(shape), number)
+
+
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-def _read_images(
-    kind: str, paths: list[Path], shape: Sequence[int], class_names: Sequence[str]
-) -> tuple[Tensor, np.ndarray]:
-    if len(shape) != 3 or shape[0] not in ((1,) if kind == "idx" else (1, 3)):
-        raise RecipeError("task.nodes.shape", list(shape), f"{paths[0]} has images: [channels, height, width]")
-    if kind == "idx":
-        paths = _one_of_each(paths)
-        paths = [*paths, *(_labels_of(path) for path in paths)]
-    channels, height, width = shape
-    pixels, numbers = datasets.read_images(kind, paths, (channels, height, width), tuple(class_names))
-    return torch.from_numpy(pixels).float().div_(255), numbers
+def _image_shape(path: Path, shape: Sequence[int], channels: Sequence[int] = (1, 3)) -> Shape:
+    if len(shape) != 3 or shape[0] not in channels:
+        raise RecipeError("task.nodes.shape", list(shape), f"{path} has images: [channels, height, width]")
+    return shape[0], shape[1], shape[2]
 
 
 def _one_of_each(paths: list[Path]) -> list[Path]:
@@ -98,16 +123,6 @@ def _labels_of(images: Path) -> Path:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _read_tables(
-    folder: Path, kind: str, paths: list[Path], shape: Sequence[int], class_names: Sequence[str]
-) -> tuple[Tensor, np.ndarray]:
-    read = _csv_table if kind == "csv" else _parquet_table
-    number = datasets.class_numbers(class_names)
-    tables = [read(path, math.prod(shape), number) for path in paths]
-    inputs = _intensities(folder, np.concatenate([values for values, _ in tables]), shape)
-    return torch.from_numpy(inputs).view(-1, *shape), np.concatenate([labels for _, labels in tables])
-
-
 def _intensities(folder: Path, inputs: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The numbers of an image are from 0 to 1 or, as bytes, to 255. All other numbers are what they are."""
     if len(shape) != 3 or not len(inputs):
@@ -124,10 +139,10 @@ def _csv_table(path: Path, inputs: int, number: Mapping[str, int]) -> tuple[np.n
         try:
             columns = [name.strip() for name in next(csv.reader(file), [])]
             label = _label(path, columns, inputs)
-            labels: list[str] = []
+            texts: list[str] = []
 
             def set_aside(text: str) -> float:
-                labels.append(text.strip())
+                texts.append(text.strip())
                 return 0.0
 
             with warnings.catch_warnings(), np.errstate(over="ignore"):
@@ -144,43 +159,29 @@ def _csv_table(path: Path, inputs: int, number: Mapping[str, int]) -> tuple[np.n
                 )
         except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
             raise DataError(f"{path}: {' '.join(str(error).split())}") from None
-    if table.size == 0:
-        table = np.empty((0, len(columns)), np.float32)
-    if table.shape[1] != len(columns):
+    if table.size and table.shape[1] != len(columns):
         raise DataError(f"{path}: rows of {table.shape[1]} columns under a header of {len(columns)}")
-    numbers = [_class_number(path, row, text, number) for row, text in enumerate(labels, 1)]
-    return _checked(path, columns, table, label, np.array(numbers, np.int64))
+    return _in_two(path, columns, table.reshape(-1, len(columns)), texts, number)
 
 
-def _parquet_table(path: Path, inputs: int, number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    limits = parquet.Limits(datasets.LIMIT // (8 * (inputs + 1)), datasets.LIMIT)
-    what = "a column image (bytes) or columns of numbers, and a column label"
-    rows = parquet.Rows(path, what, inputs + 1, limits)
-    columns = rows.schema.names
-    label = _label(path, columns, inputs)
-    for index, column in enumerate(columns):
-        if index != label and not _has_numbers(rows.schema.field(index).type):
-            raise DataError(f"{path}: not parquet with {what} ({column} has {rows.schema.field(index).type})")
-    table = np.zeros((rows.count, len(columns)), np.float32)
-    labels = np.empty(rows.count, np.int64)
-    read = 0
-    for batch in rows.batches(columns):
-        part = slice(read, read + len(batch))
-        texts = map(str, batch.column(label).to_pylist())
-        labels[part] = [_class_number(path, row, text, number) for row, text in enumerate(texts, read + 1)]
-        with np.errstate(over="ignore"):
-            for index in range(len(columns)):
-                if index != label:
-                    table[part, index] = batch.column(index).to_numpy(zero_copy_only=False)
-        read += len(batch)
-    return _checked(path, columns, table[:read], label, labels[:read])
+def _parquet_table(path: Path, table: Any, inputs: int, number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    label = _label(path, table.column_names, inputs)
+    values = np.zeros((len(table), inputs + 1), np.float32)
+    for index, column in enumerate(table.columns):
+        if index != label:
+            values[:, index] = column
+    return _in_two(path, table.column_names, values, map(str, table[label]), number)
 
 
-def _has_numbers(kind: Any) -> bool:
-    """Whether all values of a column are numbers, and so of a few bytes. A column of nothing has no type."""
-    types = parquet.modules()[0].types
-    fitting = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
-    return any(fits(kind) for fits in fitting)
+def _in_two(
+    path: Path, columns: Sequence[str], table: np.ndarray, labels: Iterable[str], number: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """A table's inputs and classes."""
+    numbers = [class_number(path, row, text, number) for row, text in enumerate(labels, 1)]
+    if not np.isfinite(table).all():
+        row, column = np.argwhere(~np.isfinite(table))[0]
+        raise DataError(f"{path}: {columns[column]} = {table[row, column]} in row {row + 1} is not finite")
+    return np.delete(table, columns.index(LABEL), axis=1), np.array(numbers, np.int64)
 
 
 def _label(path: Path, columns: Sequence[str], inputs: int) -> int:
@@ -191,19 +192,3 @@ def _label(path: Path, columns: Sequence[str], inputs: int) -> int:
     if len(columns) - 1 != inputs:
         raise DataError(f"{path}: {len(columns) - 1} columns of inputs, expected {inputs}")
     return columns.index(LABEL)
-
-
-def _class_number(path: Path, row: int, text: str, number: Mapping[str, int]) -> int:
-    if text not in number:
-        raise DataError(f"{path}: label = {text[:50]!r} in row {row} is no class; there are: {', '.join(number)}")
-    return number[text]
-
-
-def _checked(
-    path: Path, columns: Sequence[str], table: np.ndarray, label: int, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """A table's inputs and classes."""
-    if not np.isfinite(table).all():
-        row, column = np.argwhere(~np.isfinite(table))[0]
-        raise DataError(f"{path}: {columns[column]} = {table[row, column]} in row {row + 1} is not finite")
-    return np.delete(table, label, axis=1), labels

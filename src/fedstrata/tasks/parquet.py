@@ -1,187 +1,108 @@
-"""Parquet files, unpacked a few rows at a time and within limits that are checked before anything is unpacked.
+"""Parquet files, unpacked by pyarrow in a process of its own, which may take only so much memory.
 
-A small file can come to any size: its pages are compressed, and one value of a dictionary can be that of every row.
-What the footer says of sizes need not be true, so the header of each page is asked: pyarrow makes room by it, and
-unpacks no more.
+A small file can come to any size: its pages are compressed, one value of a dictionary can be that of every row, and
+what it says of its own sizes need not be true. pyarrow has no limit for any of this, the operating system has one for
+all of it. A file that crashes pyarrow is refused like any other that cannot be read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from fedstrata.errors import DataError, MissingExtra
+from fedstrata.errors import DataError, MissingExtra, printable
 
-FOOTER = 1 << 20
-"""The bytes a footer may have, besides those for its columns; in memory, one takes 250 times as much."""
-FOOTER_PER_COLUMN = 1 << 10
-PAGE = 1 << 27
-"""The bytes that a page may come to, and that a batch may."""
-LEAST_PER_PAGE = 1 << 12
-"""What a page counts for at least, so that a file cannot have any number of empty ones."""
-MOST_ROWS_AT_ONCE = 1 << 12
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the columns that are read may come to: in rows, in bytes, and in bytes for each page."""
-
-    rows: int
-    size: int
-    page: int = PAGE
+IMAGE, LABEL = "image", "label"
+IMAGES = ("img", IMAGE)
+"""What a column of images is called on the hub."""
+SPARE = 1 << 27
+"""The bytes that pyarrow may take besides what a file may come to."""
+ROWS_AT_ONCE = 1 << 10
+READ_AT_ONCE = 1 << 16
 
 
-def modules() -> tuple[Any, Any]:
-    """pyarrow and its parquet, if the extra is installed."""
+def read(path: Path, most: int) -> Any:
+    """A pyarrow.Table that comes to at most so many bytes: columns image (files) and label, or float32 and label.
+
+    A label is a number where the file has numbers, else text.
+    """
     try:
         import PIL  # noqa: F401 - what is in parquet is images, mostly
         import pyarrow
-        from pyarrow import parquet
     except ImportError as error:
         raise MissingExtra("pyarrow and pillow", "data", "reading parquet") from error
-    return pyarrow, parquet
+    # Nothing is imported from the current directory (-P), and Ctrl-C is for the parent, which then ends the child.
+    command = [sys.executable, "-P", "-m", __name__, str(path), str(most)]
+    with tempfile.TemporaryFile() as table:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=table, stderr=subprocess.PIPE, check=False, process_group=0
+        )
+        if done.returncode:
+            reason = printable(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+            expected = f"columns of images or numbers, and label, that come to at most {most:,} bytes"
+            raise DataError(f"{path}: not parquet with {expected} ({reason or f'exit code {done.returncode}'})")
+        return pyarrow.ipc.open_stream(pyarrow.memory_map(f"/dev/fd/{table.fileno()}")).read_all()
 
 
-def open_file(path: Path, columns: int) -> Any:
-    """pyarrow's ParquetFile, of which the footer has been read, for a file that should have about so many columns."""
-    _, parquet = modules()
-    most = FOOTER + FOOTER_PER_COLUMN * columns
-    whole = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(-min(8, whole), os.SEEK_END)
-        size = int.from_bytes(file.read(4), "little")
-    if most < size < whole:  # one that cannot be is left to pyarrow
-        problem = f"a footer of {size:,} bytes, expected at most {most:,}: write it with fewer row groups"
-        raise DataError(f"{path}: {problem}")
-    return parquet.ParquetFile(path)
+def _unpack(path: str, most: int) -> None:
+    """Write the table to the standard output, as Arrow's stream."""
+    import resource
+
+    import pyarrow
+    import pyarrow.compute  # now, as it takes memory, too
+    from pyarrow import parquet
+
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others reserve more than they use
+    with contextlib.suppress(ValueError, OSError):  # a stricter limit is there already; a system that does not say
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (taken + most + SPARE,) * 2)
+    file = parquet.ParquetFile(path, buffer_size=READ_AT_ONCE, pre_buffer=False)
+    image = next(filter(file.schema_arrow.names.__contains__, IMAGES), None)
+    fields = [field for field in file.schema_arrow if image is None or field.name in (image, LABEL)]
+    schema = pyarrow.schema([_plain(field, image) for field in fields])
+    columns = None if image is None else [field.name for field in fields]
+    with pyarrow.ipc.new_stream(sys.stdout.buffer, schema) as stream:
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
+            arrays = map(_cast, batch.columns, schema.types)
+            rows = pyarrow.record_batch(list(arrays), schema=schema)
+            most -= rows.nbytes
+            if most < 0:
+                raise MemoryError("it comes to more")
+            stream.write_batch(rows)
 
 
-class Rows:
-    """The rows of a file, which are unpacked a few at a time. `what` says in errors what should be in it."""
+def _plain(field: Any, image: str | None) -> Any:
+    """A column as it is handed over: images, labels or numbers, of a type that has no structure."""
+    import pyarrow
+    from pyarrow import types
 
-    def __init__(self, path: Path, what: str, columns: int, limits: Limits) -> None:
-        """Read the footer of a file that should have about so many columns."""
-        self.path, self.what, self.limits = path, what, limits
-        with self._errors():
-            self.file = open_file(path, columns)
-            self.schema = self.file.schema_arrow
-            self.count: int = self.file.metadata.num_rows
-            schema = self.file.metadata.schema
-            self.paths: list[str] = [schema.column(leaf).path for leaf in range(len(schema))]
-        if not 0 <= self.count <= limits.rows:
-            raise DataError(f"{path}: {self.count:,} rows, expected at most {limits.rows:,}")
-
-    def has(self, column: str) -> bool:
-        """Whether there is a column with this path."""
-        return column in self.paths
-
-    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of these columns, each a path to one value in each row."""
-        seen = 0
-        with self._errors():
-            rows = self._rows_at_once(self._leaves(columns))
-            for batch in self.file.iter_batches(rows, columns=list(columns), use_threads=False):
-                seen += len(batch)
-                if seen > self.count:
-                    raise DataError(f"{self.path}: more rows than the {self.count:,} that its footer says")
-                yield batch
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        pyarrow, _ = modules()
-        try:
-            yield
-        except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno:  # not pyarrow's, which has it for damaged files
-                raise
-            raise DataError(f"{self.path}: not parquet with {self.what} ({type(error).__name__})") from error
-
-    def _leaves(self, columns: Sequence[str]) -> list[int]:
-        """The numbers of columns. A list could have any length in one row, and what is below one would come along."""
-        below: dict[str, list[int]] = {}
-        for leaf, path in enumerate(self.paths):
-            names = path.split(".")
-            for length in range(1, len(names) + 1):
-                below.setdefault(".".join(names[:length]), []).append(leaf)
-        for column in columns:
-            leaves = below.get(column, [])
-            if len(leaves) != 1 or self.file.metadata.schema.column(leaves[0]).max_repetition_level:
-                raise ValueError(f"{column} is not one column with one value in each row")
-        return [below[column][0] for column in columns]
-
-    def _rows_at_once(self, leaves: Sequence[int]) -> int:
-        """How many rows a batch may have: no value is larger than the largest page of its column."""
-        total, widths = 0, dict.fromkeys(leaves, 8)
-        metadata = self.file.metadata
-        with self.path.open("rb") as file:
-            for group in map(metadata.row_group, range(metadata.num_row_groups)):
-                for leaf in leaves:
-                    chunk = group.column(leaf)
-                    for size in _page_sizes(file, chunk):
-                        total += max(size, LEAST_PER_PAGE)
-                        if size > self.limits.page or total > self.limits.size:
-                            most = f"{self.limits.size:,} bytes in all or {self.limits.page:,} in a page"
-                            raise DataError(f"{self.path}: unpacked, it comes to more than {most}")
-                        if "BYTE_ARRAY" in chunk.physical_type:
-                            widths[leaf] = max(widths[leaf], size)
-        return max(1, min(MOST_ROWS_AT_ONCE, PAGE // sum(widths.values())))
+    if field.name == image:
+        return pyarrow.field(IMAGE, pyarrow.binary())
+    if field.name != LABEL:
+        return pyarrow.field(field.name, pyarrow.float32())
+    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    if types.is_integer(kind):
+        return pyarrow.field(LABEL, pyarrow.int64())
+    return pyarrow.field(LABEL, kind if types.is_floating(kind) or types.is_boolean(kind) else pyarrow.string())
 
 
-def _page_sizes(file: IO[bytes], chunk: Any) -> Iterator[int]:
-    """What each page of a column chunk comes to, as its header says."""
-    position = chunk.data_page_offset
-    if 0 < (chunk.dictionary_page_offset or 0) < position:
-        position = chunk.dictionary_page_offset
-    end = position + chunk.total_compressed_size
-    while position < end:
-        file.seek(position)
-        header = _integers(file)
-        unpacked, packed = header.get(2, -1), header.get(3, -1)
-        if unpacked < 0 or packed < 0:
-            raise ValueError("a page has no size, or a negative one")
-        yield unpacked
-        position = file.tell() + packed
+def _cast(column: Any, kind: Any) -> Any:
+    """A column in that type: a number is rounded, and what does not fit in another way is an error."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_struct(column.type):
+        column = column.field("bytes")
+    number = kind == pyarrow.float32()
+    if number and types.is_decimal(column.type):  # which pyarrow does not round to the nearest float32
+        column = column.cast(pyarrow.string()).cast(pyarrow.float64())
+    return column.cast(kind, safe=not number)
 
 
-def _integers(file: IO[bytes], depth: int = 0) -> dict[int, int]:
-    """The 32-bit fields of a structure in Thrift's compact protocol, by their number, read up to its end."""
-
-    def byte() -> int:
-        content = file.read(1)
-        if not content:
-            raise ValueError("the file ends within a page's header")
-        return content[0]
-
-    def number() -> int:
-        value = 0
-        for shift in range(0, 64, 7):
-            part = byte()
-            value |= (part & 0x7F) << shift
-            if part < 0x80:
-                return value
-        raise ValueError("a number of more than 64 bits in a page's header")
-
-    fields: dict[int, int] = {}
-    field = 0
-    while head := byte():
-        step, kind = head >> 4, head & 0x0F
-        field = field + step if step else _signed(number())
-        if kind == 5:
-            fields[field] = _signed(number())
-        elif kind in (4, 6):  # integers of 16 and 64 bits
-            number()
-        elif kind == 8:  # bytes
-            file.seek(min(number(), 1 << 32), os.SEEK_CUR)
-        elif kind == 12 and depth < 3:
-            _integers(file, depth + 1)
-        elif kind not in (1, 2):  # true and false have nothing more to say; a page's header has no other kinds
-            raise ValueError(f"a page's header has a field of kind {kind}")
-    return fields
-
-
-def _signed(zigzag: int) -> int:
-    return (zigzag >> 1) ^ -(zigzag & 1)
+if __name__ == "__main__":
+    _unpack(sys.argv[1], int(sys.argv[2]))
