@@ -17,8 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from torch import nn
 
+from fedstrata import Task
 from fedstrata.flower import Spring, selection_mod
-from fedstrata.tasks.task import Task
 
 
 def carried(message: Message) -> Message:
@@ -143,13 +143,15 @@ def stock_app(task: Task, *, lr: float, epochs: int = 1) -> ClientApp:
     return app
 
 
-def helped_app(task: Task, *, lr: float, epochs: int = 1, pull: bool = True) -> ClientApp:
+def helped_app(
+    task: Task, *, lr: float, epochs: int = 1, pull: bool = True, dtype: torch.dtype = torch.float64
+) -> ClientApp:
     """The same with the spring in its loop and the mod that selects."""
     app = ClientApp(mods=[selection_mod])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        model, batch = _loaded(task, message, context)
+        model, batch = _loaded(task, message, context, dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
         spring = Spring(message, model)
         for _ in range(epochs):
@@ -181,8 +183,10 @@ def array_app(train: Callable[[dict[str, Any], int], tuple[dict[str, Any], dict[
     return app
 
 
-def _loaded(task: Task, message: Message, context: Context) -> tuple[nn.Module, Sequence[torch.Tensor]]:
-    model = task.model().double()
+def _loaded(
+    task: Task, message: Message, context: Context, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, Sequence[torch.Tensor]]:
+    model = task.model().to(dtype)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     model.train()
     return model, task.clients[int(context.node_config["partition-id"])]

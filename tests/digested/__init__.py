@@ -1,0 +1,1 @@
+"""What `digests.py` runs, and what it takes of it."""
