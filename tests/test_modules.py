@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fedstrata
 from fedstrata.errors import ModelError, RecipeError, RunDirectoryError
 from fedstrata.layers import Layers
-from fedstrata.modules import LARGE, CleanModule, same_bits
+from fedstrata.modules import EXACT, LARGE, CleanModule, same_bits
 from fedstrata.tasks.task import Task
 
 
@@ -163,6 +163,19 @@ def test_a_large_frozen_part_is_watched_and_not_copied(change: Callable[[Based],
     fresh = module.fresh(flat)
     assert build.calls == 4
     assert same_bits(fresh.base.weight, Counted(Based)().base.weight)  # type: ignore[arg-type,union-attr]
+
+
+def test_numbers_that_change_places_are_seen_at_once_and_others_always() -> None:
+    """By `data`, which leaves no trace but the numbers: pairs of them change places, or one grows a little."""
+    for orders, swap, is_seen in [(1, True, True), (1, False, True), (EXACT, True, False), (EXACT, False, True)]:
+        module, build, flat = clean(Based)
+        for _ in range(orders):
+            weight = module.fresh(flat).base.weight  # type: ignore[union-attr]
+        first, second = weight.data[:2].clone(), weight.data[2:4].clone()
+        weight.data[:4] = torch.cat((second, first) if swap else (first * 1.0001, second))
+        calls = build.calls
+        module.fresh(flat)
+        assert (build.calls > calls) is is_seen
 
 
 def test_a_shared_base_that_training_changes_is_refused_by_name() -> None:
