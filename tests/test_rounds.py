@@ -59,7 +59,7 @@ def watched_task(*sizes: int) -> tuple[Task, list[list[np.ndarray]]]:
 @pytest.fixture
 def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs of watched tasks have the orders' own batches only."""
-    monkeypatch.setattr("fedstrata.client.Client._rehearse", lambda self, order: None)
+    monkeypatch.setattr("fedstrata.client.Client._rehearse", lambda self, order, data: None)
 
 
 def only(client: int, change):

@@ -24,6 +24,8 @@ SPARE = 1 << 27
 """The bytes that pyarrow may take besides what a file may come to."""
 ROWS_AT_ONCE = 1 << 10
 READ_AT_ONCE = 1 << 16
+_TABLE = 1
+"""Where the child writes: the standard output's handle, as nobody reads it as text."""
 
 
 def read(path: Path, most: int) -> Any:
@@ -66,7 +68,7 @@ def _unpack(path: str, most: int) -> None:
     fields = [field for field in file.schema_arrow if image is None or field.name in (image, LABEL)]
     schema = pyarrow.schema([_plain(field, image) for field in fields])
     columns = None if image is None else [field.name for field in fields]
-    with pyarrow.ipc.new_stream(sys.stdout.buffer, schema) as stream:
+    with open(_TABLE, "wb") as table, pyarrow.ipc.new_stream(table, schema) as stream:
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
             arrays = map(_cast, batch.columns, schema.types)
             rows = pyarrow.record_batch(list(arrays), schema=schema)
