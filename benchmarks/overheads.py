@@ -1,4 +1,4 @@
-"""What an algorithm costs beyond FedAvg: one round of each in turn, in one process.
+"""What an algorithm costs beyond FedAvg: one round of each in turn, in one process, in seconds of the processor.
 
 python -m benchmarks.overheads cnn-10
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.turns import family_seconds
 from benchmarks.workloads import WARM_UP, WORKLOADS
-from fedstrata.experiment import load
 from fedstrata.prepared import prepare
 from fedstrata.rounds import fit
 
@@ -36,17 +36,17 @@ def main() -> None:
     with ExitStack() as stack:
         runs = {}
         for name in names:
-            settings = {"training.rounds": options.rounds, "record.layers": name == RECORDED}
-            experiment = load(WORKLOADS[options.workload].recipe, algorithm=name.split(",")[0], settings=settings)
+            settings = (f"algorithm.name={name.split(',')[0]}", f"record.layers={str(name == RECORDED).lower()}")
+            experiment = WORKLOADS[options.workload].experiment(options.workload, options.rounds, settings)
             prepared = prepare(experiment, data=options.data)
             engine = stack.enter_context(prepared.engine())
             runs[name] = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
         for number in range(options.rounds):
             for name in names if number % 2 else names[::-1]:
-                start = time.perf_counter()
+                before = family_seconds(os.getpid())
                 next(runs[name])
-                seconds[name].append(time.perf_counter() - start)
-    print(json.dumps({name: values[WARM_UP:] for name, values in seconds.items()}))
+                seconds[name].append(family_seconds(os.getpid()) - before)
+    print(json.dumps({"seconds": {name: values[WARM_UP:] for name, values in seconds.items()}}))
 
 
 if __name__ == "__main__":

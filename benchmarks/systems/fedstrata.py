@@ -1,8 +1,10 @@
-"""fedstrata itself, as a recipe runs it: all cores, no per-layer record."""
+"""fedstrata itself, as a recipe runs it, with the settings that `--set` gives."""
 
 from __future__ import annotations
 
 import time
+
+import torch
 
 from benchmarks.workloads import Work, arguments, finish, report
 from fedstrata.rounds import fit
@@ -10,7 +12,8 @@ from fedstrata.rounds import fit
 
 def main() -> None:
     """Run the workload."""
-    options = arguments()
+    options = arguments("--threads")
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     work = Work.load(options.workload, options.rounds, options.data, tuple(options.set))
     prepared = work.prepared
     state = prepared.first_state()
