@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from benchmarks import measure
 from benchmarks.memory import peak_mb
 from benchmarks.workloads import WARM_UP, WORKLOADS
-from fedstrata.arithmetic import steady
-from fedstrata.cohort import Cohort
-from fedstrata.experiment import load
-from fedstrata.messages import Order, Reply, is_finite
-from fedstrata.prepared import Prepared, prepare
-from fedstrata.rounds import aggregate, fit
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.determinism import steady
+from fedstrata.core.messages import Order, Reply, is_finite
+from fedstrata.core.rounds import aggregate, fit
+from fedstrata.engines import open_engine
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Task
 
@@ -59,7 +60,7 @@ def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
     prepared = prepare(load(recipe, settings=settings), data=data)
     loaded = time.perf_counter() - start
     seconds = []
-    with prepared.engine() as engine:
+    with open_engine(prepared) as engine:
         run = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
         for _ in range(ROUNDS):
             start = time.perf_counter()

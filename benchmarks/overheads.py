@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.workloads import WARM_UP, WORKLOADS
-from fedstrata.experiment import load
-from fedstrata.prepared import prepare
-from fedstrata.rounds import fit
+from fedstrata.core.rounds import fit
+from fedstrata.engines import open_engine
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import load
 
 RECORDED = "fedavg, layers recorded"
 ALGORITHMS = {
@@ -39,7 +40,7 @@ def main() -> None:
             settings = {"training.rounds": options.rounds, "record.layers": name == RECORDED}
             experiment = load(WORKLOADS[options.workload].recipe, algorithm=name.split(",")[0], settings=settings)
             prepared = prepare(experiment, data=options.data)
-            engine = stack.enter_context(prepared.engine())
+            engine = stack.enter_context(open_engine(prepared))
             runs[name] = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
         for number in range(options.rounds):
             for name in names if number % 2 else names[::-1]:

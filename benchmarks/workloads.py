@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client import build_model
-from fedstrata.experiment import load
-from fedstrata.prepared import Prepared, prepare
+from fedstrata.clients.setup import build_model
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
 
 WARM_UP = 2
 """Rounds of a turn that are not timed: the first is start-up, the second fills the last caches."""

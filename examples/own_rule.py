@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata.algorithm import Algorithm, State
-from fedstrata.checks import require
-from fedstrata.cohort import Cohort
-from fedstrata.layers import Layers
+from fedstrata.core.axes import Algorithm, State
+from fedstrata.core.checks import require
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.layers import Layers
 from fedstrata.objectives import Plain
 from fedstrata.selections import Everything
 

@@ -15,8 +15,8 @@ from rich.table import Table
 from fedstrata.cli.compare import parse_seeds
 from fedstrata.cli.options import Data
 from fedstrata.cli.terminal import Console
-from fedstrata.errors import UserError
-from fedstrata.storage import locked
+from fedstrata.core.errors import UserError
+from fedstrata.runs.files import locked
 
 if TYPE_CHECKING:
     from reproductions.report import TextTable

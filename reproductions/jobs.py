@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import torch
 
-from fedstrata.compare import run_cell
+from fedstrata.core.errors import FedstrataError, RoundFailed, UserError
 from fedstrata.engines.local import available_workers
-from fedstrata.errors import FedstrataError, RoundFailed, UserError
 from fedstrata.processes import held_back, leave_to_parent
-from fedstrata.runs import Run
+from fedstrata.runs.compare import run_cell
+from fedstrata.runs.runner import Run
 from reproductions.outdated import is_outdated
 from reproductions.study import StudyRun, recipe_hash
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedstrata.errors import RecipeError
+from fedstrata.core.errors import RecipeError
 from reproductions.study import Measure
 
 Series = Mapping[str, Sequence[float | None]]

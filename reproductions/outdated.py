@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedstrata.experiment import Experiment
 from fedstrata.objectives.fedlap import FedLap
+from fedstrata.recipes.schema import Experiment
 
 COUNTED = 1
 """Changes of bits up to this arithmetic count. It is raised to `ARITHMETIC` when what they changed is made anew."""

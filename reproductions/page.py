@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.experiment import load
+from fedstrata.recipes.schema import load
 from reproductions.claims import FEW_SEEDS, Ruling, Verdict, check, is_smaller
 from reproductions.report import TextTable, differences_table, measured_tables, seeds_of, summary, verdict
 from reproductions.results import Results, made_on

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.errors import RunDirectoryError, UserError
-from fedstrata.experiment import Experiment
-from fedstrata.rundir import versions
-from fedstrata.runs import Run
-from fedstrata.storage import WHILE_WRITING, Folder, locked, write_whole
+from fedstrata.core.errors import RunDirectoryError, UserError
+from fedstrata.recipes.schema import Experiment
+from fedstrata.runs.directory import versions
+from fedstrata.runs.files import WHILE_WRITING, Folder, locked, write_whole
+from fedstrata.runs.runner import Run
 from reproductions.measures import Series, cumulative_upload, measure
 from reproductions.outdated import is_outdated
 from reproductions.study import Study, StudyRun, recipe_hash

@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedstrata.checks import require
-from fedstrata.compare import Cell
-from fedstrata.errors import RecipeError
-from fedstrata.experiment import Experiment, check_accuracy_target, explain, load
-from fedstrata.library import Library
+from fedstrata.core.checks import require
+from fedstrata.core.errors import RecipeError
+from fedstrata.recipes.catalog import Library
+from fedstrata.recipes.schema import Experiment, check_accuracy_target, explain, load
+from fedstrata.runs.compare import Cell
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 STUDIES = Library("study", files("reproductions").joinpath("studies"), "python -m reproductions list")

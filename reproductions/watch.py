@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from fedstrata.cli.terminal import Console
-from fedstrata.wording import duration, figure
+from fedstrata.formatting import duration, figure
 from reproductions.jobs import Event, rounds_done
 from reproductions.study import Study, StudyRun
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.rng import generator
+from fedstrata.core.rng import generator
 from fedstrata.tasks.datasets import load
 
 PER_CLASS = {"train": 800, "test": 200}

@@ -59,7 +59,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
     The embedded data set is read once for all tests of a process.
     """
-    from fedstrata.experiment import set_key
+    from fedstrata.recipes.schema import set_key
     from fedstrata.tasks import datasets
 
     mini, load = _mini(), datasets.load
@@ -188,7 +188,7 @@ def checkpoint_content(path: Path) -> tuple[dict[str, str], dict[str, torch.Tens
 
 def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = True) -> dict[str, Any]:
     """Everything in a run directory that is the same in two runs of one experiment, in a form that compares."""
-    from fedstrata.runs import Run
+    from fedstrata.runs.runner import Run
 
     run, folder = Run(path), Path(path)
     history = [{key: value for key, value in line.items() if key != "seconds"} for line in run.history()]

@@ -30,9 +30,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata import compare
+from fedstrata.core.messages import Order, Reply
 from fedstrata.engines import local
-from fedstrata.messages import Order, Reply
+from fedstrata.runs import compare
 from fedstrata.tasks.task import ACCURACY, Metric, Task
 
 # --- moments to die at -----------------------------------------------------------------------------------------------

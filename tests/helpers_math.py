@@ -10,17 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.client import Client, Setup, build_model
-from fedstrata.cohort import Cohort
+from fedstrata.clients.client import Client
+from fedstrata.clients.setup import Setup, build_model
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.grouping import Grouping
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import Order, Reply
+from fedstrata.core.rounds import Plan, RoundRecord, ServerState, fit, initial_state
+from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
-from fedstrata.layers import Grouping, Layers
-from fedstrata.messages import Order, Reply
 from fedstrata.objectives import Plain
-from fedstrata.rounds import Plan, RoundRecord, ServerState, fit, initial_state
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
-from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
 FEDAVG = Algorithm(Plain(), Everything(), SampleSize())

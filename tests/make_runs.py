@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.experiment import load
-from fedstrata.rounds import Ledger, RoundRecord, ServerState
-from fedstrata.rundir import RunDirectory
+from fedstrata.core.rounds import Ledger, RoundRecord, ServerState
+from fedstrata.recipes.schema import load
+from fedstrata.runs.directory import RunDirectory
 
 FIGURES = ("angle", "smoothed_angle", "divergence", "norm", "weight", "mu", "mask")
 

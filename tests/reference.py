@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata import rng
+from fedstrata.core import rng
+from fedstrata.core.training import Training
 from fedstrata.tasks.task import Task
-from fedstrata.training import Training
 
 Model = dict[str, np.ndarray]
 Grouping = dict[str, list[str]]

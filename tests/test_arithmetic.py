@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.arithmetic import steady
+from fedstrata.core.determinism import steady
 
 
 def half_of_the_smallest() -> float:

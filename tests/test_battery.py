@@ -16,13 +16,13 @@ from helpers_math import Tiny, image_task, prepare, run
 from reference import Rules
 from torch import Tensor, nn
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.arithmetic import steady
-from fedstrata.layers import Layers
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.determinism import steady
+from fedstrata.core.layers import Layers
+from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
-from fedstrata.training import Training
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
 
 BN = ["bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"]

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import growth, measure, page, run
 from benchmarks.workloads import QUICK, WORKLOADS, Batches
-from fedstrata.experiment import load
+from fedstrata.recipes.schema import load
 from fedstrata.tasks.models import logreg, mlp
 
 

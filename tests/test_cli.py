@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.experiment import Experiment
-from fedstrata.library import RECIPES
-from fedstrata.runs import Run
+from fedstrata.formatting import duration, figure, size
+from fedstrata.recipes.catalog import RECIPES
+from fedstrata.recipes.schema import Experiment
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
-from fedstrata.wording import duration, figure, size
 
 
 @pytest.mark.parametrize(

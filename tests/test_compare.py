@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 import fedstrata
 from fedstrata.cli.compare import parse_seeds, result_tables
-from fedstrata.compare import (
+from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.recipes.schema import load
+from fedstrata.runs.compare import (
     ENOUGH_SEEDS,
     Outcome,
     _claim,
@@ -27,9 +29,7 @@ from fedstrata.compare import (
     plan,
     run_cell,
 )
-from fedstrata.errors import RecipeError, RunDirectoryError
-from fedstrata.experiment import load
-from fedstrata.runs import Run
+from fedstrata.runs.runner import Run
 
 INF = math.inf
 
@@ -163,8 +163,8 @@ def faked(monkeypatch: pytest.MonkeyPatch, tiny: Any, tmp_path: Path) -> Any:
             class directory:
                 info = {"metric": {"name": "accuracy", "direction": "max"}}  # noqa: RUF012
 
-        monkeypatch.setattr("fedstrata.runs.Run", Fake)
-        monkeypatch.setattr("fedstrata.compare.outcome", lambda run: outcomes[run.key])
+        monkeypatch.setattr("fedstrata.runs.runner.Run", Fake)
+        monkeypatch.setattr("fedstrata.runs.compare.outcome", lambda run: outcomes[run.key])
         return [cells_of(table) for table in result_tables(comparison)]
 
     return tables

@@ -17,9 +17,9 @@ from digested import on_flower, recipes
 from digests import CASES, line_of, values_of
 from torch import Tensor
 
-from fedstrata import rounds
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.messages import Order
+from fedstrata.core import rounds
+from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
 
 SOME = (

@@ -19,15 +19,15 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata import rng
-from fedstrata.client import Client
+from fedstrata.clients.client import Client
+from fedstrata.core import rng
+from fedstrata.core.errors import ModelError
+from fedstrata.core.messages import Order, Reply
 from fedstrata.engines import local
 from fedstrata.engines.local import LocalEngine, available_workers
-from fedstrata.errors import ModelError
-from fedstrata.experiment import load
-from fedstrata.messages import Order, Reply
-from fedstrata.prepared import Prepared, prepare
-from fedstrata.runs import Run
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
 
 
@@ -84,7 +84,7 @@ def test_replies_do_not_depend_on_workers(blobs: Any, workers: int) -> None:
     own = [Order("evaluate", 1, 0, k, model=state.model) for k in range(5)]
     answers = []
     for count in (1, workers):
-        with LocalEngine(prepared(blobs).engine()._setup, count) as engine:
+        with LocalEngine(prepared(blobs).setup, count) as engine:
             assert engine.workers == count
             answers.append(
                 [by_client(engine.exchange(orders)) for orders in (train_orders(setup, state.model), parts, own)]
@@ -139,7 +139,7 @@ def test_a_worker_that_dies_twice_costs_its_client_only(blobs: Any, tmp_path: Pa
 def test_workers_that_never_begin_end_no_round_late(blobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which no process lives: every client fails, and nobody waits."""
     setup = prepared(blobs)
-    with LocalEngine(setup.engine()._setup, 2) as engine:
+    with LocalEngine(setup.setup, 2) as engine:
         monkeypatch.setattr(local, "_work", lambda *args: os._exit(3))
         kill_all(engine)
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
@@ -165,7 +165,7 @@ def test_what_was_kept_outlives_its_worker(blobs: Any) -> None:
     )
     answers: dict[int, list[Any]] = {}
     for workers in (1, 2):
-        with LocalEngine(prepared(blobs, algorithm={"name": "fedldf", "n": 2}).engine()._setup, workers) as engine:
+        with LocalEngine(prepared(blobs, algorithm={"name": "fedldf", "n": 2}).setup, workers) as engine:
             for orders in asked:
                 if workers == 2:
                     kill_all(engine)
@@ -205,7 +205,7 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
     monkeypatch.setattr(local, "_work", doomed)
     monkeypatch.setattr(Client, "answer", counted)
     setup = prepared(blobs)
-    with LocalEngine(setup.engine()._setup, 2) as engine:
+    with LocalEngine(setup.setup, 2) as engine:
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
     assert all(reply.error is None for reply in replies.values())
     assert moments.kills() == {"replied": 1}
@@ -242,7 +242,7 @@ def test_a_model_error_ends_the_exchange(blobs: Any, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Client, "answer", refuse)
     setup = prepared(blobs)
-    with LocalEngine(setup.engine()._setup, workers) as engine:
+    with LocalEngine(setup.setup, workers) as engine:
         processes = [worker.process for worker in engine._crew._team] if engine._crew else []
         with pytest.raises(ModelError, match=r"^Sequential: 0\.weight is another in a second training"):
             list(engine.exchange(train_orders(setup, setup.first_state().model)))
@@ -255,7 +255,7 @@ def test_a_model_error_ends_the_exchange(blobs: Any, monkeypatch: pytest.MonkeyP
 def test_the_longest_orders_are_given_out_first(blobs: Any) -> None:
     """Samples × work: 10·5, 11·1, 12·4, 13·3 and 14·1 of clients 0 to 4, for one worker."""
     setup = prepared(blobs)
-    client = Client(setup.engine()._setup)
+    client = Client(setup.setup)
     orders = train_orders(setup, setup.first_state().model)
     orders = [replace(order, work=work) for order, work in zip(orders, (5, 1, 4, 3, 1), strict=True)]
     crew = local._Crew(client, 1, 5, client.setup.task.sizes())
@@ -269,7 +269,7 @@ def test_an_update_of_another_round_is_not_sent(blobs: Any) -> None:
     setup = prepared(blobs, algorithm={"name": "fedldf", "n": 2})
     state, mask = setup.first_state(), torch.ones(len(setup.layers), dtype=torch.bool)
     for workers in (1, 2):
-        with LocalEngine(setup.engine()._setup, workers) as engine:
+        with LocalEngine(setup.setup, workers) as engine:
             list(engine.exchange([Order("train", 1, 0, 0, model=state.model, answer="scores")]))
             (reply,) = engine.exchange([Order("upload", 2, 0, 0, mask=mask)])
             assert reply.error == "LookupError: no update kept for round 2, attempt 0"
@@ -278,7 +278,7 @@ def test_an_update_of_another_round_is_not_sent(blobs: Any) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_exception_in_a_client_is_a_reply(blobs: Any, workers: int) -> None:
     setup = prepared(blobs, [blobs(8, 0), Accident("raise"), blobs(8, 1)])
-    with LocalEngine(setup.engine()._setup, workers) as engine:
+    with LocalEngine(setup.setup, workers) as engine:
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
     errors = {client: reply.error for (client, _), reply in replies.items()}
     assert errors.pop(1).startswith("RuntimeError: an accident")
@@ -288,7 +288,7 @@ def test_an_exception_in_a_client_is_a_reply(blobs: Any, workers: int) -> None:
 def test_outside_its_block_an_engine_refuses(blobs: Any) -> None:
     setup = prepared(blobs)
     for workers in (1, 2):
-        engine = LocalEngine(setup.engine()._setup, workers)
+        engine = LocalEngine(setup.setup, workers)
         orders = train_orders(setup, setup.first_state().model)
         with pytest.raises(RuntimeError, match="outside its `with` block"):
             list(engine.exchange(orders))
@@ -301,14 +301,14 @@ def test_outside_its_block_an_engine_refuses(blobs: Any) -> None:
 
 def test_workers_end_with_the_block(blobs: Any) -> None:
     setup = prepared(blobs)
-    with LocalEngine(setup.engine()._setup, 3) as engine:
+    with LocalEngine(setup.setup, 3) as engine:
         processes = [worker.process for worker in engine._crew._team]
         assert all(process.is_alive() for process in processes)
     assert not any(process.is_alive() for process in processes)
 
 
 def test_as_many_workers_as_there_is_work(blobs: Any) -> None:
-    setup = prepared(blobs).engine()._setup
+    setup = prepared(blobs).setup
     assert LocalEngine(setup, 64).workers == 5
     assert LocalEngine(setup, 1).workers == 1
     assert 1 <= LocalEngine(setup).workers <= max(1, min(5, available_workers()))

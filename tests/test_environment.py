@@ -12,11 +12,12 @@ import pytest
 from conftest import forge_recipe
 
 import fedstrata
-from fedstrata import experiment, rundir
-from fedstrata.arithmetic import ARITHMETIC
-from fedstrata.errors import RunDirectoryError
-from fedstrata.experiment import EngineConfig, load
-from fedstrata.runs import Run
+from fedstrata.core.determinism import ARITHMETIC
+from fedstrata.core.errors import RunDirectoryError
+from fedstrata.recipes import schema as experiment
+from fedstrata.recipes.schema import EngineConfig, load
+from fedstrata.runs import directory as rundir
+from fedstrata.runs.runner import Run
 
 Said = Callable[[], list[str]]
 
@@ -81,7 +82,7 @@ def test_keys_of_version_0_1_are_ignored_and_said_once(tiny: Any, recipe: Any, s
 
 
 def test_other_unknown_keys_are_refused_as_before(tiny: Any, said: Said) -> None:
-    with pytest.raises(fedstrata.errors.RecipeError, match=r"engine\.trainers = 'stack': unknown key"):
+    with pytest.raises(fedstrata.core.errors.RecipeError, match=r"engine\.trainers = 'stack': unknown key"):
         load(tiny({"engine.trainers": "stack"}))
     assert said() == []
 
@@ -237,7 +238,7 @@ def test_each_change_is_kept_with_its_round_and_one_without_a_round_is_not(
             _some(lines, rounds)
         else:  # killed when the first round begins
             with monkeypatch.context() as patch:
-                patch.setattr("fedstrata.rounds.fit", _killed)
+                patch.setattr("fedstrata.core.rounds.fit", _killed)
                 with pytest.raises(KeyboardInterrupt):
                     next(lines)
         return said()

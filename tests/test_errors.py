@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.errors import FedstrataError, RoundFailed, RunDirectoryError
-from fedstrata.runs import Run
+from fedstrata.core.errors import FedstrataError, RoundFailed, RunDirectoryError
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
 
 

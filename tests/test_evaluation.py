@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.arithmetic import steady
-from fedstrata.client import IMAGES, Client
-from fedstrata.errors import FedstrataError, RecipeError
-from fedstrata.evaluation import PART, evaluate
-from fedstrata.experiment import load
-from fedstrata.prepared import prepare
+from fedstrata.clients.client import IMAGES, Client
+from fedstrata.clients.evaluation import PART, evaluate
+from fedstrata.core.determinism import steady
+from fedstrata.core.errors import FedstrataError, RecipeError
+from fedstrata.engines import open_engine
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import load
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Metric, Samples, Task
@@ -46,7 +47,7 @@ def task_of(blobs: Any, **changes: Any) -> Task:
 def measure(task: Task, on: list[str], workers: int = 1, batch: int = 1000, **options: Any) -> Any:
     table = {"engine": {"workers": workers}, "evaluation": {"on": ["test"], "batch_size": batch}}
     setup = prepare(load(table), task)
-    with setup.engine() as engine:
+    with open_engine(setup) as engine:
         return evaluate(engine, task, setup.first_state().model, on, 1, 0, **options)[0], setup.build()
 
 
@@ -156,7 +157,7 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
     task = task_of(blobs, held_out=[blobs(3, 1), blobs(4, 2), blobs(5, 3), blobs(6, 4)])
     setup = prepare(load({"evaluation": {"on": ["clients"]}}), task)
     model = setup.first_state().model
-    with setup.engine() as engine:
+    with open_engine(setup) as engine:
         true = evaluate(engine, task, model, ["clients"], 1, 0)[0]["clients"]
         said: dict[int, dict[str, float] | None] = {0: {"loss": 1.0, "accuracy": math.nan}, 2: None, 3: {"loss": 1.0}}
         figures, unmeasured = evaluate(Spoiled(engine, said), task, model, ["clients"], 1, 0)
@@ -208,7 +209,7 @@ def test_a_sample_of_clients_that_all_fail_ends_nothing(blobs: Any) -> None:
     task = task_of(blobs, held_out=[Unreadable(), *(blobs(3, k) for k in range(1, 4))])
     setup = prepare(load({"evaluation": {"on": ["clients"]}}), task)
     model = setup.first_state().model
-    with setup.engine() as engine:
+    with open_engine(setup) as engine:
         found = [evaluate(engine, task, model, ["clients"], round, 0, clients=1) for round in range(1, 30)]
         assert {bool(figures) for figures, _ in found} == {True, False}
         for figures, unmeasured in found:
@@ -253,7 +254,7 @@ def test_a_sample_of_clients(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_the_sample_changes_from_round_to_round(blobs: Any) -> None:
-    from fedstrata.evaluation import _holders
+    from fedstrata.clients.evaluation import _holders
 
     task = task_of(blobs)
     drawn = {tuple(_holders(task, 2, 0, round)) for round in range(20)}

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedstrata.errors import RecipeError
-from fedstrata.experiment import (
+from fedstrata.core.errors import RecipeError
+from fedstrata.recipes.catalog import RECIPES
+from fedstrata.recipes.schema import (
     Experiment,
     load,
     parse_algorithm,
     parse_setting,
     set_key,
 )
-from fedstrata.library import RECIPES
 
 
 @pytest.mark.parametrize("name", RECIPES.names())

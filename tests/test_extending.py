@@ -12,9 +12,9 @@ import pytest
 
 import fedstrata
 from fedstrata.algorithms import named
-from fedstrata.errors import RecipeError
-from fedstrata.experiment import load
-from fedstrata.prepared import prepare
+from fedstrata.core.errors import RecipeError
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import load
 
 RULES = '''
 from dataclasses import dataclass

@@ -36,8 +36,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstrata import algorithms
-from fedstrata.algorithm import Algorithm
-from fedstrata.errors import ClientAppError, RecipeError, UserError
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.errors import ClientAppError, RecipeError, UserError
 from fedstrata.flower import Spring, Strategy, selection_mod
 from fedstrata.objectives import Plain
 from fedstrata.selections import Everything

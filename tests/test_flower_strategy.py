@@ -26,15 +26,15 @@ from torch import nn
 
 import fedstrata.flower
 from fedstrata import algorithms
-from fedstrata.algorithm import Algorithm
-from fedstrata.checks import BadValue
-from fedstrata.client import build_model
-from fedstrata.errors import MissingExtra, RecipeError
+from fedstrata.clients.setup import build_model
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.checks import BadValue
+from fedstrata.core.errors import MissingExtra, RecipeError
+from fedstrata.core.layers import Layers
+from fedstrata.core.training import Training
 from fedstrata.flower import Spring, Strategy
-from fedstrata.layers import Layers
 from fedstrata.objectives import FedLap, FedProx, Plain
 from fedstrata.selections import Everything
-from fedstrata.training import Training
 from fedstrata.weightings import FedLayerWise, SampleSize
 
 SIZES = [5, 9, 6, 8, 12]

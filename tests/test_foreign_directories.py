@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstrata
-from fedstrata import compare, runs
-from fedstrata.errors import RunDirectoryError
-from fedstrata.runs import Run
-from fedstrata.storage import Folder, locked, write_whole
+from fedstrata import runs
+from fedstrata.core.errors import RunDirectoryError
+from fedstrata.runs import compare
+from fedstrata.runs.files import Folder, locked, write_whole
+from fedstrata.runs.runner import Run
 
 EXTEND = ("--set", "training.rounds=3")
 
@@ -428,7 +429,7 @@ def test_deleting_whatever_is_in_the_directory_does_not_unlock_it(run: Path, cli
 
 def test_another_directory_in_the_place_of_the_one_that_is_locked(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     """A run that is moved away goes on where it is now, and does not write into what took its place."""
-    run, prepared = Run.create(fedstrata.experiment.load(tiny()), tmp_path / "run")
+    run, prepared = Run.create(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
     rounds = run.rounds(prepared)
     next(rounds)
     moved = (tmp_path / "run").rename(tmp_path / "moved")
@@ -459,7 +460,7 @@ NAMES = {
 def test_looking_imports_nothing_and_resuming_says_what(
     field: str, run: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedstrata.experiment import set_key
+    from fedstrata.recipes.schema import set_key
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "theirs", raising=False)

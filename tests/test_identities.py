@@ -15,12 +15,12 @@ from helpers_math import FEDAVG, cohort, image_task, run, vectors
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.cohort import angle
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.cohort import angle
+from fedstrata.core.rounds import aggregate
+from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
-from fedstrata.rounds import aggregate
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
-from fedstrata.training import Training
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
 
 TRAINING = Training(rounds=3, clients_per_round=4, epochs=2, batch_size=4, lr=0.1, momentum=0.9)

@@ -27,8 +27,8 @@ from conftest import run_content
 from torch import nn
 
 import fedstrata
-from fedstrata.experiment import load
-from fedstrata.runs import Run
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
 
 TOUCHING = ("open", "write", "pwrite", "fsync", "close", "replace", "rename", "unlink", "mkdir", "rmdir", "ftruncate")

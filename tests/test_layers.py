@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedstrata.errors import RecipeError
-from fedstrata.layers import GROUPINGS, Layers
+from fedstrata.core.errors import RecipeError
+from fedstrata.core.grouping import GROUPINGS
+from fedstrata.core.layers import Layers
 
 
 def names(model: nn.Module, grouping: object = "module") -> dict[str, list[str]]:

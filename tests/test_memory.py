@@ -15,10 +15,10 @@ import sys
 import numpy as np, torch
 from torch import nn
 from fedstrata.algorithms import named
-from fedstrata.layers import Layers
-from fedstrata.messages import Reply, layers_with_units
-from fedstrata.rounds import Plan, fit, initial_state
-from fedstrata.training import Training
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import Reply, layers_with_units
+from fedstrata.core.rounds import Plan, fit, initial_state
+from fedstrata.core.training import Training
 
 class Ready:
     "An engine whose clients have answered already."

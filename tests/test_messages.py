@@ -12,16 +12,16 @@ import torch
 from helpers_math import FEDAVG, Tiny, cohort, image_task, run, vectors
 from torch import nn
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.arithmetic import steady
-from fedstrata.cohort import Cohort
-from fedstrata.errors import ReplyError
-from fedstrata.layers import Layers
-from fedstrata.messages import Order, Reply, check_answers, check_reply, is_finite, layers_with_units
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.determinism import steady
+from fedstrata.core.errors import ReplyError
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import Order, Reply, check_answers, check_reply, is_finite, layers_with_units
+from fedstrata.core.rounds import aggregate
+from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, Plain
-from fedstrata.rounds import aggregate
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
-from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
 LAYERS = Layers.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))  # 9 and 8 numbers, 3 and 2 units
@@ -335,10 +335,10 @@ def test_no_number_of_threads_changes_a_bit(by_unit: bool, monkeypatch: pytest.M
         units=units if by_unit else None,
     )
     assert len(crowd.pieces()) > 5  # as many threads have something to do
-    monkeypatch.setattr("fedstrata.arithmetic.WORTH_IT", 1)
+    monkeypatch.setattr("fedstrata.core.determinism.WORTH_IT", 1)
     found = []
     for threads, same in ((1, crowd), (2, replace(crowd)), (5, replace(crowd, updates=tuple(shifted)))):
-        monkeypatch.setattr("fedstrata.arithmetic.cores", lambda threads=threads: threads)
+        monkeypatch.setattr("fedstrata.core.determinism.cores", lambda threads=threads: threads)
         with steady():
             found.append([aggregate(same.model, same, weights), same.layer_angles, same.local_norms])
     for others in found[1:]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.errors import ModelError, RecipeError, RunDirectoryError
-from fedstrata.layers import Layers
-from fedstrata.modules import EXACT, LARGE, CleanModule, same_bits
+from fedstrata.clients.modules import EXACT, LARGE, CleanModule, same_bits
+from fedstrata.core.errors import ModelError, RecipeError, RunDirectoryError
+from fedstrata.core.layers import Layers
 from fedstrata.tasks.task import Task
 
 

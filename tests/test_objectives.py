@@ -17,16 +17,16 @@ from reference import neuron_of_each_weight, one_minus_cosine
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.algorithm import Algorithm, Objective
-from fedstrata.checks import BadValue
-from fedstrata.compare import plan, run_cell
-from fedstrata.layers import Layers
+from fedstrata.clients.trainers.springs import Spring, mean_per_layer
+from fedstrata.core.axes import Algorithm, Objective
+from fedstrata.core.checks import BadValue
+from fedstrata.core.layers import Layers
+from fedstrata.core.rounds import aggregate
+from fedstrata.core.training import Training
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
-from fedstrata.rounds import aggregate
+from fedstrata.runs.compare import plan, run_cell
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
-from fedstrata.trainers.springs import Spring, mean_per_layer
-from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
 DOUBLE = torch.float64

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstrata.trainers.optimizer import local_optimizer
-from fedstrata.training import Training
+from fedstrata.clients.trainers.optimizer import local_optimizer
+from fedstrata.core.training import Training
 
 
 def descend(optimizer: object, weights: list[Tensor]) -> None:
@@ -53,8 +53,8 @@ def test_the_compiler_is_not_imported() -> None:
     """It costs each worker a second or two before its first step."""
     code = """
 import sys, torch
-from fedstrata.trainers.optimizer import local_optimizer
-from fedstrata.training import Training
+from fedstrata.clients.trainers.optimizer import local_optimizer
+from fedstrata.core.training import Training
 weight = torch.ones(2, requires_grad=True)
 optimizer = local_optimizer(Training(momentum=0.9), [weight], 1)
 optimizer.zero_grad()

@@ -14,8 +14,8 @@ import torch
 from conftest import TINY, checkpoint_content, process_environment
 
 import fedstrata
-from fedstrata import lazy
-from fedstrata.compare import plan, run_cell
+from fedstrata.core import lazy
+from fedstrata.runs.compare import plan, run_cell
 
 HEAVY = ("torch", "matplotlib", "pyarrow", "PIL", "pandas", "huggingface_hub", "flwr", "ray")
 
@@ -126,5 +126,5 @@ def test_torch_is_imported_with_the_first_look_into_it(place: Path) -> None:
     assert lazy.nn.Linear is torch.nn.Linear
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = lazy.torch.nothing
-    assert in_a_fresh_process("from fedstrata.lazy import torch", place)[1] == []
-    assert in_a_fresh_process("from fedstrata.lazy import torch; torch.float32", place)[1] == ["torch"]
+    assert in_a_fresh_process("from fedstrata.core.lazy import torch", place)[1] == []
+    assert in_a_fresh_process("from fedstrata.core.lazy import torch; torch.float32", place)[1] == ["torch"]

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 import fedstrata
 from fedstrata.report import collect, content, render
 from fedstrata.report.packing import pack
-from fedstrata.runs import Run
+from fedstrata.runs.runner import Run
 
 REPORT = Path(fedstrata.__file__).parent / "report"
 LIMIT = 2_000_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata import rng
+from fedstrata.core import rng
 
 BASE = {"seed": 3, "purpose": "batches", "round": 5, "attempt": 1, "client": 7}
 OTHERS = {"seed": 4, "purpose": "sample", "round": 6, "attempt": 2, "client": 8}

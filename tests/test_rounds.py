@@ -11,16 +11,16 @@ import torch
 from helpers_math import FEDAVG, FaultyEngine, Tiny, fit_faulty, image_task, linear_task, poisoned, prepare, run
 from torch import Tensor, nn
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.checks import BadValue
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.checks import BadValue
+from fedstrata.core.errors import RecipeError, RoundFailed
+from fedstrata.core.messages import Order, Reply
+from fedstrata.core.rounds import fit
+from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
-from fedstrata.errors import RecipeError, RoundFailed
-from fedstrata.messages import Order, Reply
 from fedstrata.objectives import Plain
-from fedstrata.rounds import fit
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
-from fedstrata.training import Training
 from fedstrata.weightings import FedAdp, SampleSize
 
 FOUR = linear_task([5, 6, 7, 8])
@@ -59,7 +59,7 @@ def watched_task(*sizes: int) -> tuple[Task, list[list[np.ndarray]]]:
 @pytest.fixture
 def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs of watched tasks have the orders' own batches only."""
-    monkeypatch.setattr("fedstrata.client.Client._rehearse", lambda self, order, data: None)
+    monkeypatch.setattr("fedstrata.clients.client.Client._rehearse", lambda self, order, data: None)
 
 
 def only(client: int, change):

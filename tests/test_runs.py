@@ -25,12 +25,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata
-from fedstrata import evaluation, runs
-from fedstrata.errors import RecipeError, RoundFailed, RunDirectoryError
-from fedstrata.experiment import Experiment, load
-from fedstrata.prepared import prepare
-from fedstrata.runs import Run, reopen
-from fedstrata.storage import locked
+from fedstrata import runs
+from fedstrata.clients import evaluation
+from fedstrata.core.errors import RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import Experiment, load
+from fedstrata.runs.files import locked
+from fedstrata.runs.runner import Run, reopen
 from fedstrata.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -8,14 +8,14 @@ import torch
 from helpers_math import cohort, image_task, run, vectors
 from torch import nn
 
-from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore, SelectsOnClient
-from fedstrata.checks import BadValue
-from fedstrata.errors import RecipeError
-from fedstrata.layers import Layers
+from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, SelectsOnClient
+from fedstrata.core.checks import BadValue
+from fedstrata.core.errors import RecipeError
+from fedstrata.core.layers import Layers
+from fedstrata.core.rounds import aggregate, settle
+from fedstrata.core.training import Training
 from fedstrata.objectives import Plain
-from fedstrata.rounds import aggregate, settle
 from fedstrata.selections import SELECTIONS, Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
-from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
 

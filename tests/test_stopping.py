@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_kill import assert_no_orphans, living, wait_for_rounds
 
-from fedstrata.runs import Run
+from fedstrata.runs.runner import Run
 
 LONG = {"training.rounds": 2000, "training.epochs": 20}
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.errors import DataError, RecipeError
+from fedstrata.core.errors import DataError, RecipeError
 from fedstrata.tasks.task import Metric, Samples, Task, as_data
 
 QUICK = {"training": {"rounds": 2, "batch_size": 4, "lr": 0.1}, "engine": {"workers": 1}}

@@ -13,16 +13,16 @@ from test_battery import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.algorithm import Algorithm
-from fedstrata.client import Client
+from fedstrata.clients.client import Client
+from fedstrata.clients.trainers.perceptron import as_perceptron
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.layers import Layers
+from fedstrata.core.rounds import RoundRecord, fit
+from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
-from fedstrata.layers import Layers
 from fedstrata.objectives import FedLap, FedProx, Plain
-from fedstrata.rounds import RoundRecord, fit
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task, as_data
-from fedstrata.trainers.perceptron import as_perceptron
-from fedstrata.training import Training
 from fedstrata.weightings import SampleSize
 
 TRAINING = Training(

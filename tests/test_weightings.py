@@ -11,9 +11,9 @@ import torch
 from helpers_math import cohort, vectors
 from torch import nn
 
-from fedstrata.checks import BadValue
-from fedstrata.cohort import angle
-from fedstrata.layers import Layers
+from fedstrata.core.checks import BadValue
+from fedstrata.core.cohort import angle
+from fedstrata.core.layers import Layers
 from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, SampleSize, Uniform
 from fedstrata.weightings.angles import importance, psi, smooth
 

@@ -33,15 +33,15 @@ from fake_grid import FakeGrid
 from zoo import SIZES, ZOO, Animal
 
 import fedstrata
-from fedstrata import rng
-from fedstrata.arithmetic import steady
+from fedstrata.clients.trainers.schedule import schedule
+from fedstrata.core import rng
+from fedstrata.core.determinism import steady
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.messages import Order
+from fedstrata.core.training import Training
 from fedstrata.engines.flower.server import serve
-from fedstrata.errors import FedstrataError
-from fedstrata.experiment import load
-from fedstrata.messages import Order
-from fedstrata.runs import Run
-from fedstrata.trainers.schedule import schedule
-from fedstrata.training import Training
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 
 SEED = 5
 ROUNDS = 2

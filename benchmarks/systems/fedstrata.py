@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.workloads import Work, arguments, finish, report
-from fedstrata.rounds import fit
+from fedstrata.core.rounds import fit
+from fedstrata.engines import open_engine
 
 
 def main() -> None:
@@ -14,7 +15,7 @@ def main() -> None:
     work = Work.load(options.workload, options.rounds, options.data, tuple(options.set))
     prepared = work.prepared
     state = prepared.first_state()
-    with prepared.engine() as engine:
+    with open_engine(prepared) as engine:
         rounds = fit(state, prepared.algorithm, engine, prepared.plan)
         for number in range(1, options.rounds + 1):
             start = time.perf_counter()

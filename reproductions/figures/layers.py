@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.errors import RunDirectoryError
-from fedstrata.runs import Run
+from fedstrata.core.errors import RunDirectoryError
+from fedstrata.runs.runner import Run
 from reproductions.figures.style import NOTHING, STYLE, library, titled_figure
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.errors import UserError
+from fedstrata.core.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

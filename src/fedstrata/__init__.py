@@ -8,10 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from fedstrata._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedstrata.algorithm import Algorithm as Algorithm
     from fedstrata.algorithms import adaptive_mu as adaptive_mu
     from fedstrata.algorithms import fedadp as fedadp
     from fedstrata.algorithms import fedavg as fedavg
@@ -23,20 +22,21 @@ if TYPE_CHECKING:
     from fedstrata.algorithms import named as named
     from fedstrata.algorithms import neuron_pruning as neuron_pruning
     from fedstrata.algorithms import random_layers as random_layers
-    from fedstrata.experiment import Experiment as Experiment
-    from fedstrata.experiment import load as load
-    from fedstrata.layers import Layers as Layers
-    from fedstrata.rounds import Plan as Plan
-    from fedstrata.rounds import fit as fit
-    from fedstrata.rounds import initial_state as initial_state
-    from fedstrata.runs import Run as Run
-    from fedstrata.runs import resume as resume
-    from fedstrata.runs import run as run
+    from fedstrata.core.axes import Algorithm as Algorithm
+    from fedstrata.core.layers import Layers as Layers
+    from fedstrata.core.rounds import Plan as Plan
+    from fedstrata.core.rounds import fit as fit
+    from fedstrata.core.rounds import initial_state as initial_state
+    from fedstrata.recipes.schema import Experiment as Experiment
+    from fedstrata.recipes.schema import load as load
+    from fedstrata.runs.runner import Run as Run
+    from fedstrata.runs.runner import resume as resume
+    from fedstrata.runs.runner import run as run
     from fedstrata.tasks.metric import Metric as Metric
     from fedstrata.tasks.task import Task as Task
 
 _HOMES = {
-    "algorithm": ("Algorithm",),
+    "core.axes": ("Algorithm",),
     "algorithms": (
         "adaptive_mu",
         "fedadp",
@@ -50,10 +50,10 @@ _HOMES = {
         "neuron_pruning",
         "random_layers",
     ),
-    "experiment": ("Experiment", "load"),
-    "layers": ("Layers",),
-    "rounds": ("Plan", "fit", "initial_state"),
-    "runs": ("Run", "resume", "run"),
+    "recipes.schema": ("Experiment", "load"),
+    "core.layers": ("Layers",),
+    "core.rounds": ("Plan", "fit", "initial_state"),
+    "runs.runner": ("Run", "resume", "run"),
     "tasks.metric": ("Metric",),
     "tasks.task": ("Task",),
 }

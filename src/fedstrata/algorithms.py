@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from fedstrata.algorithm import Adopt, Algorithm
-from fedstrata.errors import RecipeError
+from fedstrata.core.axes import Adopt, Algorithm
+from fedstrata.core.errors import RecipeError
 from fedstrata.objectives import OBJECTIVES
 from fedstrata.registry import build, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS

@@ -14,8 +14,8 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedstrata.checks import BadValue
-from fedstrata.errors import MISSING, RecipeError
+from fedstrata.core.checks import BadValue
+from fedstrata.core.errors import MISSING, RecipeError
 
 
 def find(field: str, name: object, builtin: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 import fedstrata
 from digested.recipes import ALL, BASE, CHOSEN, MODELS, RETRIES, merged
 from digested.values import Case, Values, as_arrays, contents, ending, kind_of, leaves, no_values, values_of_run
+from fedstrata.engines import open_engine
 
 CASES: dict[str, Case] = {}
 
@@ -62,7 +63,7 @@ def with_server_step(folder: Path, algorithm: Any) -> Values:
     experiment = fedstrata.load(BASE, algorithm=algorithm, settings=merged(MODELS["batchnorm"], RETRIES))
     _, prepared = fedstrata.Run.create(experiment, folder / "run")
     stepping, layers = replace(prepared.algorithm, server=Momentum()), prepared.layers
-    with prepared.engine() as engine:
+    with open_engine(prepared) as engine:
         first = fedstrata.initial_state(prepared.initial.clone(), stepping, len(prepared.task.clients), layers)
         states, records = zip(*fedstrata.fit(first, stepping, engine, prepared.plan), strict=True)
     values = values_of_records(records)
@@ -177,7 +178,7 @@ FAULTS = OF_ANY | OF_UPDATES | OF_UNITS | OF_SCORES
 def with_faults(folder: Path, algorithm: str, faults: Callable[[Any], str | None], **settings: Any) -> Values:
     experiment = fedstrata.load(BASE, algorithm=CHOSEN[algorithm], settings=merged(ALL, settings))
     run, prepared = fedstrata.Run.create(experiment, folder / "run")
-    with prepared.engine() as engine:
+    with open_engine(prepared) as engine:
         unreliable = Unreliable(engine, faults)
         end = ending(lambda: list(run.rounds(prepared, unreliable)))
     values = values_of_run(folder / "run", end)

@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fedstrata.runs import Run
+from fedstrata.runs.runner import Run
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[2] / "src"
@@ -122,7 +122,7 @@ class Federation:
 
     def change(self, where: str, settings: dict[str, Any]) -> None:
         """Other values in the recipe of the server or of a node."""
-        from fedstrata.experiment import set_key
+        from fedstrata.recipes.schema import set_key
 
         path = self.folder / where / "recipe.toml"
         table = tomllib.loads(path.read_text())

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedstrata
-from fedstrata import rng
-from fedstrata.runs import Run
+from fedstrata.core import rng
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.models import mlp
 
 HELD_OUT = 0.25

@@ -16,6 +16,9 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
+from fedstrata.core.errors import MessageError
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import INDEX_BYTES, Order, Reply, layers_with_units
 from fedstrata.engines.flower.codec import (
     RAW,
     Hello,
@@ -26,9 +29,6 @@ from fedstrata.engines.flower.codec import (
     encode_order,
     encode_reply,
 )
-from fedstrata.errors import MessageError
-from fedstrata.layers import Layers
-from fedstrata.messages import INDEX_BYTES, Order, Reply, layers_with_units
 
 
 class Mixed(nn.Module):

@@ -28,8 +28,8 @@ from pyarrow import parquet
 from searching import SECRET, is_in
 
 import fedstrata
-from fedstrata.engines.flower import credentials
-from fedstrata.runs import Run
+from fedstrata.deployment import credentials
+from fedstrata.runs.runner import Run
 
 pytestmark = pytest.mark.deployment
 

@@ -28,15 +28,15 @@ from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from searching import SECRET, is_in
 
-from fedstrata import errors
+from fedstrata.core import errors
+from fedstrata.core.errors import FedstrataError, MessageError
+from fedstrata.core.messages import Order, Reply
 from fedstrata.engines.flower import failures
 from fedstrata.engines.flower.client import SIMULATED
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed, type_name
-from fedstrata.errors import FedstrataError, MessageError
-from fedstrata.experiment import load
-from fedstrata.messages import Order, Reply
-from fedstrata.prepared import Prepared, prepare
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
 
 NUMBER = 471147114711
 RECIPE: dict[str, Any] = {
@@ -477,7 +477,7 @@ def test_a_simulation_tells_everything(
         (errors.RecipeError("a", 1, "b"), "RecipeError"),
         (UnicodeDecodeError("utf-8", b"", 0, 1, ""), "UnicodeDecodeError"),
         (type("KeyError", (ValueError,), {"__module__": "builtins"})(), "ValueError"),
-        (type("DataError", (errors.MessageError,), {"__module__": "fedstrata.errors"})(""), "MessageError"),
+        (type("DataError", (errors.MessageError,), {"__module__": "fedstrata.core.errors"})(""), "MessageError"),
         (type("Odd", (BaseException,), {})(), "BaseException"),
     ],
 )

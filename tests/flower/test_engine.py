@@ -19,19 +19,19 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata
 from fedstrata.algorithms import NAMED
+from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import Order, Reply
+from fedstrata.core.rounds import RoundRecord, fit
 from fedstrata.engines.flower import server
 from fedstrata.engines.flower.codec import Hello, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.engines.flower.server import RemoteData, serve
 from fedstrata.engines.local import LocalEngine
-from fedstrata.errors import DataError, FedstrataError, RecipeError, RoundFailed, RunDirectoryError
-from fedstrata.experiment import load
-from fedstrata.layers import Layers
-from fedstrata.messages import Order, Reply
-from fedstrata.prepared import Prepared, prepare
-from fedstrata.rounds import RoundRecord, fit
-from fedstrata.runs import Run
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 
 CLIENTS = 4
 Recipe = Callable[..., Path]
@@ -578,7 +578,7 @@ def test_a_problem_that_lasts_is_told_once(recipe: Recipe, tmp_path: Path, caplo
 def test_without_flower_one_line_says_what_to_install(
     recipe: Recipe, cli: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fedstrata.prepared.find_spec", lambda name: None)
+    monkeypatch.setattr("fedstrata.recipes.prepared.find_spec", lambda name: None)
     answer = cli("run", recipe(), "--engine", "flower", "--out", tmp_path / "run")
     assert (answer.code, answer.err) == (
         2,

@@ -25,11 +25,11 @@ import tomli_w
 from federation import Federation
 
 import fedstrata
+from fedstrata.core.messages import Order
 from fedstrata.engines.flower import client
 from fedstrata.engines.local import LocalEngine
-from fedstrata.experiment import load
-from fedstrata.messages import Order
-from fedstrata.runs import Run
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 
 pytestmark = pytest.mark.deployment
 

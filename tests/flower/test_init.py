@@ -23,9 +23,9 @@ pytest.importorskip("flwr")
 from conftest import process_environment
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedstrata.engines.flower import credentials
-from fedstrata.experiment import load
-from fedstrata.prepared import prepare
+from fedstrata.deployment import credentials
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import load
 from fedstrata.tasks import datasets
 
 Cli = Callable[..., Any]

@@ -16,9 +16,9 @@ pytest.importorskip("flwr")
 
 from fake_grid import FakeGrid
 
+from fedstrata.core.errors import FedstrataError
 from fedstrata.engines.flower.server import serve
-from fedstrata.errors import FedstrataError
-from fedstrata.runs import Run
+from fedstrata.runs.runner import Run
 
 CLIENTS = 4
 

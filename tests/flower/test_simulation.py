@@ -20,8 +20,8 @@ pytest.importorskip("ray")
 
 import fedstrata
 from fedstrata.algorithms import NAMED
-from fedstrata.engines.flower.client import RECIPE
-from fedstrata.runs import Run
+from fedstrata.engines.flower.environment import RECIPE
+from fedstrata.runs.runner import Run
 
 pytestmark = pytest.mark.deployment
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedstrata.engines.flower.superlink import NodesOnly
+from fedstrata.deployment.superlink import NodesOnly
 
 
 def answer(path: str, client: tuple[str, int] | None, kind: str = "http") -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SOURCE
 
-from fedstrata.arithmetic import ARITHMETIC
-from fedstrata.errors import UserError
-from fedstrata.experiment import load
-from fedstrata.runs import Run
+from fedstrata.core.determinism import ARITHMETIC
+from fedstrata.core.errors import UserError
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 from fedstrata.tasks import datasets
 from reproductions import outdated
 from reproductions.results import Results, machine, same_machine, series_of

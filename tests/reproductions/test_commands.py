@@ -14,7 +14,7 @@ import tomli_w
 from conftest import process_environment
 from small_study import SMALL, small
 
-from fedstrata.storage import locked
+from fedstrata.runs.files import locked
 from reproductions.results import Results
 from reproductions.study import load_study, studies
 

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from small_study import SMALL, small
 
-from fedstrata.compare import run_cell
-from fedstrata.errors import RecipeError, RunDirectoryError, UserError
-from fedstrata.experiment import load
-from fedstrata.runs import Run
+from fedstrata.core.errors import RecipeError, RunDirectoryError, UserError
+from fedstrata.recipes.schema import load
+from fedstrata.runs.compare import run_cell
+from fedstrata.runs.runner import Run
 from reproductions import figures
 from reproductions.figures import layers
 from reproductions.figures.content import Curve, Panel, Picture, Reference

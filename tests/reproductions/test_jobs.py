@@ -13,8 +13,8 @@ import pytest
 import tomli_w
 from small_study import SMALL, small
 
-from fedstrata.errors import UserError
-from fedstrata.runs import Run
+from fedstrata.core.errors import UserError
+from fedstrata.runs.runner import Run
 from reproductions.jobs import is_finished, run_all
 from reproductions.study import Study, plan
 
@@ -53,7 +53,7 @@ def test_a_client_that_cannot_compute_is_a_mishap_and_no_result(
     def out_of_memory(*_: Any, **__: Any) -> Any:
         raise MemoryError("none left")
 
-    monkeypatch.setattr("fedstrata.client.Client.answer", out_of_memory)
+    monkeypatch.setattr("fedstrata.clients.client.Client.answer", out_of_memory)
     with pytest.raises(UserError, match=r"0 of \d+ replies usable"):
         list(run_all(plan(Study.parse(small()), [0], tmp_path / "out")[:1]))
 

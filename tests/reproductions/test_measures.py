@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedstrata.errors import RecipeError
+from fedstrata.core.errors import RecipeError
 from reproductions.measures import measure, read
 from reproductions.study import Measure
 

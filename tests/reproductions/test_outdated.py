@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 from small_study import SMALL, run_study, small
 
-from fedstrata.arithmetic import ARITHMETIC
-from fedstrata.experiment import load
+from fedstrata.core.determinism import ARITHMETIC
+from fedstrata.recipes.schema import load
 from reproductions import outdated
 from reproductions.results import Results, store
 from reproductions.study import Study, load_study, plan

@@ -15,9 +15,9 @@ import tomli_w
 from small_study import SMALL, run_study, small
 
 import fedstrata
-from fedstrata import rundir
-from fedstrata.experiment import load
-from fedstrata.runs import Run
+from fedstrata.recipes.schema import load
+from fedstrata.runs import directory as rundir
+from fedstrata.runs.runner import Run
 from reproductions.jobs import run_all
 from reproductions.report import measured_tables
 from reproductions.results import Results, machine, same_machine, series_of, store

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from small_study import SMALL, small
 
-from fedstrata.errors import RecipeError
-from fedstrata.experiment import load
+from fedstrata.core.errors import RecipeError
+from fedstrata.recipes.schema import load
 from reproductions.study import Study, load_study, recipe_hash, studies
 
 

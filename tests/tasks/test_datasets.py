@@ -20,7 +20,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedstrata.cli.data import app
-from fedstrata.errors import DataError, MissingExtra
+from fedstrata.core.errors import DataError, MissingExtra
 from fedstrata.tasks import datasets, fetching
 
 TRAIN, TEST = 20, 10

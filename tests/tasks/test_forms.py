@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata import rng
-from fedstrata.client import Client
-from fedstrata.errors import DataError
-from fedstrata.experiment import load
-from fedstrata.messages import Order
-from fedstrata.prepared import prepare
+from fedstrata.clients.client import Client
+from fedstrata.core import rng
+from fedstrata.core.errors import DataError
+from fedstrata.core.messages import Order
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import load
 from fedstrata.tasks.task import Metric, NestedSamples, Samples, Task, as_data
 
 TABLE = {"training": {"rounds": 2, "epochs": 2, "batch_size": 4, "lr": 0.1}}

@@ -18,7 +18,7 @@ import node_data
 import numpy as np
 import pytest
 
-from fedstrata.errors import DataError
+from fedstrata.core.errors import DataError
 from fedstrata.tasks import files, parquet
 from fedstrata.tasks.nodes import NodesConfig, read_own_folder
 
@@ -32,7 +32,7 @@ DIGITS = NodesConfig(clients=1, shape=[1, 28, 28], classes=10)
 READ = """
 import resource, sys
 from pathlib import Path
-from fedstrata.errors import DataError
+from fedstrata.core.errors import DataError
 from fedstrata.tasks import parquet
 
 path, what, shape = Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3].split(",")]

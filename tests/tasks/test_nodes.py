@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.errors import DataError, RecipeError
-from fedstrata.experiment import load
-from fedstrata.prepared import Prepared, prepare
-from fedstrata.runs import Run
+from fedstrata.core.errors import DataError, RecipeError
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.nodes import NodesConfig, own_task, read_own_folder
 from fedstrata.tasks.partitions import split
 

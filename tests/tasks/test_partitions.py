@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedstrata.cli.tables import partition_table
-from fedstrata.rng import generator
+from fedstrata.core.rng import generator
 from fedstrata.tasks.partitions import (
     PARTITIONS,
     Dirichlet,

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from fedstrata.cli import compare, data, flower, report, run, show, terminal
-from fedstrata.errors import FedstrataError, UserError
+from fedstrata.core.errors import FedstrataError, UserError
 from fedstrata.processes import keep_memory, stop_when_asked
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def reproduce() -> None:
 
 def _version(show: bool) -> None:
     if show:
-        from fedstrata import __version__
+        from fedstrata._version import __version__
 
         terminal.say(f"fedstrata {__version__}")
         raise typer.Exit

@@ -16,11 +16,11 @@ from rich.table import Table
 
 from fedstrata.cli.options import Data, Settings, Workers
 from fedstrata.cli.terminal import Console
-from fedstrata.errors import UserError
-from fedstrata.wording import figure, size
+from fedstrata.core.errors import UserError
+from fedstrata.formatting import figure, size
 
 if TYPE_CHECKING:
-    from fedstrata.compare import Cell, Comparison, Outcome
+    from fedstrata.runs.compare import Cell, Comparison, Outcome
 
 
 def compare_command(
@@ -46,7 +46,7 @@ def compare_command(
 
     fedstrata compare quickstart --algorithms fedavg,fedadp,fedlayerwise --seeds 0..4
     """
-    from fedstrata.compare import plan, write_results
+    from fedstrata.runs.compare import plan, write_results
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
@@ -64,7 +64,7 @@ def compare_command(
 
 def show_comparison(console: Console, path: Path) -> None:
     """The tables of a comparison that was run before."""
-    from fedstrata.compare import reopen_comparison
+    from fedstrata.runs.compare import reopen_comparison
 
     show_tables(console, reopen_comparison(path))
 
@@ -90,8 +90,8 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _run_all(console: Console, comparison: Comparison, data: Path | None) -> None:
-    from fedstrata.compare import run_cell
-    from fedstrata.runs import Run
+    from fedstrata.runs.compare import run_cell
+    from fedstrata.runs.runner import Run
 
     progress = Progress(
         "{task.description}",
@@ -145,8 +145,8 @@ def _live_table(comparison: Comparison, latest: dict[tuple[str, int], dict[str, 
 
 def result_tables(comparison: Comparison) -> list[Table]:
     """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
-    from fedstrata.compare import estimate, outcome, paired_differences, written_differences
-    from fedstrata.runs import Run
+    from fedstrata.runs.compare import estimate, outcome, paired_differences, written_differences
+    from fedstrata.runs.runner import Run
 
     runs = {(cell.algorithm, cell.seed): Run(cell.path) for cell in comparison.cells}
     results = {key: outcome(run) for key, run in runs.items()}

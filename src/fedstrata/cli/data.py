@@ -9,7 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from fedstrata.cli.terminal import Console, say
-from fedstrata.errors import UserError
+from fedstrata.core.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,

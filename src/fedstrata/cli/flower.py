@@ -10,7 +10,7 @@ import typer
 
 from fedstrata.cli.options import Algorithm, Data, Seed, Settings
 from fedstrata.cli.terminal import say
-from fedstrata.errors import MissingExtra, RecipeError
+from fedstrata.core.errors import MissingExtra, RecipeError
 
 app = typer.Typer(no_args_is_help=True, help="Run on many machines with Flower, over TLS and with a key for each node.")
 
@@ -56,8 +56,8 @@ def init_command(
     fedstrata flower init sensors quickstart --local-data --nodes 5 --shape 16 --classes ok,broken
     """
     _require_flower("fedstrata flower init")
-    from fedstrata.engines.flower import deployment
-    from fedstrata.experiment import load
+    from fedstrata.deployment import init
+    from fedstrata.recipes.schema import load
 
     if not local_data:
         for option, value in (("--shape", shape), ("--classes", classes)):
@@ -65,12 +65,12 @@ def init_command(
                 raise RecipeError(option, value, "goes with --local-data")
     experiment = load(recipe, algorithm=algorithm, settings=[*(settings or []), "engine.name=flower"], seed=seed)
     if local_data or experiment.task.nodes is not None:
-        experiment = deployment.with_own_data(experiment, nodes, _shape(shape), _classes(classes), data)
+        experiment = init.with_own_data(experiment, nodes, _shape(shape), _classes(classes), data)
         assert experiment.task.nodes is not None
         count = experiment.task.nodes.clients
     else:
-        experiment, count = deployment.for_nodes(experiment, nodes, data)
-    deployment.write(folder, experiment, count, deployment.Address(address, port), days)
+        experiment, count = init.for_nodes(experiment, nodes, data)
+    init.write(folder, experiment, count, init.Address(address, port), days)
     say(f"{folder}: {experiment.name}, {experiment.label}, for a server at {address}:{port} and {count} nodes")
     say(f"  {folder}/README.md says what goes where, and what each machine needs")
     last = count - 1
@@ -90,9 +90,9 @@ def check_command(
     node.sh does it before it starts.
     """
     _require_flower("fedstrata flower check")
-    from fedstrata.engines.flower import deployment
+    from fedstrata.deployment import init
 
-    say(f"{folder.absolute().name}: {deployment.check_node(folder)}")
+    say(f"{folder.absolute().name}: {init.check_node(folder)}")
 
 
 def _require_flower(command: str) -> None:

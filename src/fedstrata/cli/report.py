@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.terminal import say
-from fedstrata.wording import size
+from fedstrata.formatting import size
 
 
 def report_command(

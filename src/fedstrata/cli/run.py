@@ -11,11 +11,11 @@ from rich.table import Table
 from fedstrata.cli.options import Algorithm, Data, Engine, Seed, Settings, Workers
 from fedstrata.cli.tables import LiveTable
 from fedstrata.cli.terminal import Console
-from fedstrata.errors import DiskFull, FedstrataError, UserError
-from fedstrata.wording import figure, size
+from fedstrata.core.errors import DiskFull, FedstrataError, UserError
+from fedstrata.formatting import figure, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs import Run
+    from fedstrata.runs.runner import Run
 
 
 def run_command(
@@ -55,8 +55,8 @@ def run_command(
     Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result. With another
     torch, NumPy or CPU the last bits may differ: this is said and recorded, and with --strict refused.
     """
-    from fedstrata.experiment import load
-    from fedstrata.runs import Run, reopen
+    from fedstrata.recipes.schema import load
+    from fedstrata.runs.runner import Run, reopen
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     changes += [f"engine.name={engine}"] if engine is not None else []

@@ -13,11 +13,11 @@ from fedstrata.cli.options import Data, Seed, Settings
 from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import partition_table
 from fedstrata.cli.terminal import Console, say
-from fedstrata.errors import FedstrataError, RunDirectoryError, UserError
-from fedstrata.wording import figure, size
+from fedstrata.core.errors import FedstrataError, RunDirectoryError, UserError
+from fedstrata.formatting import figure, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs import Run
+    from fedstrata.runs.runner import Run
 
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
 
@@ -27,7 +27,7 @@ def show_command(directory: RunDir) -> None:
 
     Of a comparison's directory, show the tables that `fedstrata compare` ended with.
     """
-    from fedstrata.runs import Run
+    from fedstrata.runs.runner import Run
 
     console = Console()
     if (directory / "compare.json").exists():
@@ -116,7 +116,7 @@ def export_command(
     data: Data = None,
 ) -> None:
     """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict."""
-    from fedstrata.runs import Run
+    from fedstrata.runs.runner import Run
 
     Run(directory).export(file, data=data)
     say(f"wrote {file}")
@@ -129,8 +129,8 @@ def partition_command(
     data: Data = None,
 ) -> None:
     """Show which client would hold how many samples of which class, without training."""
-    from fedstrata.experiment import load
-    from fedstrata.prepared import prepare
+    from fedstrata.recipes.prepared import prepare
+    from fedstrata.recipes.schema import load
 
     task = prepare(load(recipe, settings=settings or [], seed=seed), data=data).task
     notes = task.described()
@@ -165,7 +165,7 @@ def list_command(
 
 
 def _recipes() -> Table:
-    from fedstrata.library import RECIPES
+    from fedstrata.recipes.catalog import RECIPES
 
     table = Table("recipe", "what it is", title="fedstrata run NAME", title_justify="left")
     for name in RECIPES.names():
@@ -227,7 +227,7 @@ def _partitions() -> Table:
 def _settings() -> Table:
     from pydantic import BaseModel
 
-    from fedstrata.experiment import Experiment
+    from fedstrata.recipes.schema import Experiment
 
     table = Table(title="--set KEY=VALUE", title_justify="left")
     table.add_column("setting", no_wrap=True)
@@ -245,7 +245,7 @@ def _settings() -> Table:
 
 
 def _runs() -> Table:
-    from fedstrata.runs import Run
+    from fedstrata.runs.runner import Run
 
     table = Table("run", "rounds", "best", "upload", "state", title="runs/", title_justify="left")
     for info in sorted(Path("runs").glob("**/run.json")):

@@ -14,7 +14,7 @@ from rich.styled import Styled
 from rich.table import Table
 
 from fedstrata.cli.terminal import Console
-from fedstrata.wording import duration, figure, size
+from fedstrata.formatting import duration, figure, size
 
 SHOWN = 12
 """Rounds in the live table."""

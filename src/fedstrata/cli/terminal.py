@@ -19,7 +19,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from fedstrata.errors import visible
+from fedstrata.core.errors import visible
 
 _LETTERS = """
     – -  − -  … ...  · .  × x  ° deg  ± +-  ½ 1/2  “ "  ” "  ≤ <=  ≥ >=  ∞ inf  ∝ ~  → ->  ← <-  ‖ ||  ⟨ <  ⟩ >  ∇ grad

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.arithmetic import cores
-from fedstrata.client import Client, Kept, Setup
-from fedstrata.errors import ModelError
-from fedstrata.messages import Order, Reply
+from fedstrata.clients.client import Client, Kept
+from fedstrata.clients.setup import Setup
+from fedstrata.core.determinism import cores
+from fedstrata.core.errors import ModelError
+from fedstrata.core.messages import Order, Reply
 from fedstrata.processes import held_back, keep_memory, leave_to_parent
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.errors import MissingExtra
+from fedstrata.core.errors import MissingExtra
 
 if TYPE_CHECKING:
     from fedstrata.flower.client import Spring as Spring

@@ -15,12 +15,12 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
-from fedstrata.algorithm import SelectsAfterScores
-from fedstrata.errors import RecipeError
+from fedstrata.clients.trainers import springs
+from fedstrata.core.axes import SelectsAfterScores
+from fedstrata.core.errors import RecipeError
+from fedstrata.core.messages import SCORE_DTYPE
 from fedstrata.flower.callers import mods_around
 from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, names, objective_state, rule_from_json
-from fedstrata.messages import SCORE_DTYPE
-from fedstrata.trainers import springs
 
 Batch = TypeVar("Batch")
 

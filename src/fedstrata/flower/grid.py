@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 
-from fedstrata.errors import MessageError
+from fedstrata.core.errors import MessageError
 
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DecodeError)
 """What Flower raises when a message's parts do not fit together; never a connection that breaks."""

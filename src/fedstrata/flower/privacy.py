@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import (
 )
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from fedstrata.algorithm import Adopt, Algorithm
-from fedstrata.errors import RecipeError
+from fedstrata.core.axes import Adopt, Algorithm
+from fedstrata.core.errors import RecipeError
 from fedstrata.flower.wire import Packing, names
 from fedstrata.selections import Everything
 from fedstrata.weightings import SampleSize, Uniform

@@ -12,10 +12,10 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
-from fedstrata.errors import ReplyError, printable
+from fedstrata.core.errors import ReplyError, printable
+from fedstrata.core.messages import MOST_SAMPLES
 from fedstrata.flower.grid import UNREADABLE
 from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, Packing, decoded, names
-from fedstrata.messages import MOST_SAMPLES
 
 Read = TypeVar("Read")
 

@@ -16,16 +16,16 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from torch import Tensor
 
-from fedstrata import rng
-from fedstrata.algorithm import Algorithm, SelectsAfterScores, SelectsBefore
-from fedstrata.client import keep_layers
-from fedstrata.cohort import Cohort
-from fedstrata.errors import ReplyError
+from fedstrata.clients.client import keep_layers
+from fedstrata.core import rng
+from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore
+from fedstrata.core.cohort import Cohort
+from fedstrata.core.errors import ReplyError
+from fedstrata.core.messages import NOT_FINITE, Order, Reply, is_finite
+from fedstrata.core.rounds import Ledger, RoundRecord, ServerState, checked_mask
 from fedstrata.flower.grid import OneByOne
 from fedstrata.flower.replies import SILENCE, read_arrays, read_receipt, read_scores, read_size, told
 from fedstrata.flower.wire import FIRST_MOD, Ask, Packing
-from fedstrata.messages import NOT_FINITE, Order, Reply, is_finite
-from fedstrata.rounds import Ledger, RoundRecord, ServerState, checked_mask
 
 Read = TypeVar("Read")
 

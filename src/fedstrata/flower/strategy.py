@@ -21,20 +21,21 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 from torch import Tensor
 
-from fedstrata.algorithm import Algorithm, Grouping, State
 from fedstrata.algorithms import AXES
-from fedstrata.arithmetic import steady
-from fedstrata.checks import require
-from fedstrata.errors import ClientAppError, RecipeError, ReplyError, printable
+from fedstrata.core.axes import Algorithm, State
+from fedstrata.core.checks import require
+from fedstrata.core.determinism import steady
+from fedstrata.core.errors import ClientAppError, RecipeError, ReplyError, printable
+from fedstrata.core.grouping import Grouping
+from fedstrata.core.layers import Layers
+from fedstrata.core.rounds import RoundRecord, conclude, initial_state, layer_figures, settle
 from fedstrata.flower.callers import DEFAULT_TIMEOUT, strategies_around, timeout_of_start
 from fedstrata.flower.grid import OneByOne
 from fedstrata.flower.privacy import check_noise, is_noisy
 from fedstrata.flower.replies import read_size, told
 from fedstrata.flower.round import RoundUnderWay, Server
 from fedstrata.flower.wire import Ask, Packing, names, rule_to_json
-from fedstrata.layers import Layers
 from fedstrata.objectives import Plain
-from fedstrata.rounds import RoundRecord, conclude, initial_state, layer_figures, settle
 
 
 class Strategy(FedAvg):

@@ -20,10 +20,10 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from fedstrata.algorithm import Grouping
 from fedstrata.algorithms import AXES
-from fedstrata.errors import RecipeError, ReplyError
-from fedstrata.layers import Layers
+from fedstrata.core.errors import RecipeError, ReplyError
+from fedstrata.core.grouping import Grouping
+from fedstrata.core.layers import Layers
 from fedstrata.registry import build_dataclass, find_installed, installed_name, parameters
 
 SCHEMA = 2

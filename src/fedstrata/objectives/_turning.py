@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedstrata.lazy import torch
+from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata import __version__
-from fedstrata.compare import ENOUGH_SEEDS, begun_cells, estimate
-from fedstrata.errors import RunDirectoryError
+from fedstrata._version import __version__
+from fedstrata.core.errors import RunDirectoryError
 from fedstrata.report.packing import pack, rounded
-from fedstrata.runs import Line, Run
+from fedstrata.runs.compare import ENOUGH_SEEDS, begun_cells, estimate
+from fedstrata.runs.runner import Line, Run
 
 FIGURES = ("angle", "smoothed_angle", "relative", "divergence", "norm", "weight", "mu", "mask")
 """Per client and layer, as in the run directory; `relative` is divergence / norm."""

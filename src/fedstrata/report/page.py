@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedstrata.errors import UserError
+from fedstrata.core.errors import UserError
 from fedstrata.report.content import collect
-from fedstrata.storage import write_whole
+from fedstrata.runs.files import write_whole
 
 _SCRIPTS = ("data.js", "draw.js", "page.js")
 _OPENING = "<!doctype html>\n<!-- fedstrata report -->"

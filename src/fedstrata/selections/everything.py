@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.lazy import torch
+from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.layers import Layers
+    from fedstrata.core.layers import Layers
 
 
 @dataclass(frozen=True)

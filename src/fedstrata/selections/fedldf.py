@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedstrata.lazy import torch
+from fedstrata.core.lazy import torch
 from fedstrata.selections._share import SomeClients
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.layers import Layers
+    from fedstrata.core.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedstrata.checks import require
-from fedstrata.lazy import torch
+from fedstrata.core.checks import require
+from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.layers import Layers
+    from fedstrata.core.layers import Layers
 
 
 @dataclass(frozen=True)

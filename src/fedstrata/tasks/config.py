@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedstrata.checks import require
+from fedstrata.core.checks import require
 
 PYTHON_TASK = "python"
 """What `task.function` says when the Task was handed over in Python."""

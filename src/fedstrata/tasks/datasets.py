@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedstrata.errors import DataError
+from fedstrata.core.errors import DataError
 from fedstrata.tasks import parquet
 from fedstrata.tasks.files import (
     SPARE,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from fedstrata.errors import DataError, MissingExtra
+from fedstrata.core.errors import DataError, MissingExtra
 from fedstrata.tasks.datasets import (
     MINI,
     PUBLISHED,

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.errors import DataError, MissingExtra
+from fedstrata.core.errors import DataError, MissingExtra
 from fedstrata.tasks import parquet
 
 Bytes = NDArray[np.uint8]

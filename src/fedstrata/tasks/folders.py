@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.errors import DataError, RecipeError
+from fedstrata.core.errors import DataError, RecipeError
 from fedstrata.tasks import parquet
 from fedstrata.tasks.files import (
     LIMIT,

@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
-from fedstrata.lazy import nn
+from fedstrata.core.lazy import nn
 
 Shape = tuple[int, ...]
 """Of one input; of an image: channels, height, width."""

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata import rng
-from fedstrata.errors import DataError, FedstrataError, RecipeError
+from fedstrata.core import rng
+from fedstrata.core.errors import DataError, FedstrataError, RecipeError
 from fedstrata.registry import import_object
 from fedstrata.tasks.config import NodesConfig
 from fedstrata.tasks.folders import read_folder

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedstrata.errors import DataError, MissingExtra, printable
+from fedstrata.core.errors import DataError, MissingExtra, printable
 
 IMAGE, LABEL = "image", "label"
 IMAGES = ("img", IMAGE)

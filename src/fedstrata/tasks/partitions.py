@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata import rng
-from fedstrata.checks import require
-from fedstrata.errors import MISSING, RecipeError
+from fedstrata.core import rng
+from fedstrata.core.checks import require
+from fedstrata.core.errors import MISSING, RecipeError
 from fedstrata.registry import build, find
 
 Ints = NDArray[np.int64]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from fedstrata.errors import DataError
+from fedstrata.core.errors import DataError
 from fedstrata.tasks.metric import ACCURACY, Metric
 from fedstrata.tasks.nests import leaves, map_nest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from fedstrata.checks import require
-from fedstrata.lazy import torch
+from fedstrata.core.checks import require
+from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstrata.algorithm import State
-from fedstrata.lazy import torch
+from fedstrata.core.axes import State
+from fedstrata.core.lazy import torch
 from fedstrata.weightings.angles import Smoothing, check_alpha, importance, psi, smooth
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.cohort import Cohort
-    from fedstrata.layers import Layers
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.layers import Layers
 
 
 @dataclass(frozen=True)

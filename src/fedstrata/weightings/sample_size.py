@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstrata.algorithm import State
+from fedstrata.core.axes import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedstrata.cohort import Cohort
-    from fedstrata.layers import Layers
+    from fedstrata.core.cohort import Cohort
+    from fedstrata.core.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ server.py      the engine over a Grid, and the ServerApp
 client.py      the ClientApp
 node.py        what it says and does
 failures.py    what it says of a failure
+environment.py the variables that tell a node's process its recipe and data
 simulation.py  a whole Flower with simulated clients, for `fedstrata run --engine flower`
-deployment.py  `fedstrata flower init`: what each machine needs, from template/
-credentials.py certificates for TLS, keys for nodes
-superlink.py   the SuperLink, of which other machines reach the part for nodes only
 """
 
 import os

@@ -13,13 +13,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedstrata.engines.flower.environment import SIMULATED
 from fedstrata.engines.flower.failures import Failed, during, ends_this_process, tell
-
-RECIPE, DATA = "FEDSTRATA_FLOWER_RECIPE", "FEDSTRATA_FLOWER_DATA"
-"""Environment variables: a node's recipe and data, where its node config does not say."""
-
-SIMULATED = "FEDSTRATA_FLOWER_SIMULATED"
-"""And one that a simulation sets for its clients: the text of a failure goes to whoever runs it, whose data it is."""
 
 app = ClientApp()
 

@@ -22,10 +22,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedstrata.core.errors import MessageError
+from fedstrata.core.layers import Layer, Layers
+from fedstrata.core.messages import MOST_SAMPLES, SCHEMA, SCORE_DTYPE, Answer, Kind, Order, Reply, layers_with_units
 from fedstrata.engines.flower import failures
-from fedstrata.errors import MessageError
-from fedstrata.layers import Layer, Layers
-from fedstrata.messages import MOST_SAMPLES, SCHEMA, SCORE_DTYPE, Answer, Kind, Order, Reply, layers_with_units
 
 RAW = "raw"
 """How an array's numbers are written: as they lie in memory, with no header."""

@@ -16,14 +16,14 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedstrata import rng
-from fedstrata.client import Client
+from fedstrata.clients.client import Client
+from fedstrata.core import rng
+from fedstrata.core.errors import FedstrataError, MessageError, printable
+from fedstrata.core.messages import Fault, Kind, Order, Reply
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.engines.flower.failures import NodeFailed
-from fedstrata.errors import FedstrataError, MessageError, printable
 from fedstrata.flower.grid import fetch
-from fedstrata.messages import Fault, Kind, Order, Reply
-from fedstrata.prepared import Prepared
+from fedstrata.recipes.prepared import Prepared
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"

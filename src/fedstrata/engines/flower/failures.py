@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedstrata import errors
-from fedstrata.errors import FedstrataError, MessageError, printable
+from fedstrata.core import errors
+from fedstrata.core.errors import FedstrataError, MessageError, printable
 
 FAILURE = "failure"
 """The record of a node that failed; there is no other in its message."""
@@ -64,7 +64,7 @@ def _exceptions(module: object) -> list[str]:
 
 _HOMES = {
     "builtins": _exceptions(builtins),
-    "fedstrata.errors": _exceptions(errors),
+    "fedstrata.core.errors": _exceptions(errors),
     "torch": ["AcceleratorError", "OutOfMemoryError"],
     "torch.linalg": ["LinAlgError"],
     "numpy.linalg": ["LinAlgError"],
@@ -111,7 +111,7 @@ def tell(failed: Failed, message: Message, context: Context, in_full: bool) -> R
     record = ConfigRecord({"kind": failed.kind, "type": type_name(failed.error)})
     with suppress(Exception):  # an exception of a user's own may raise another one when it is printed
         if in_full:
-            from fedstrata.client import reason
+            from fedstrata.clients.client import reason
 
             record["text"] = reason(failed.error)
         else:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
-from fedstrata.client import Client, Kept
-from fedstrata.engines.flower.client import DATA, RECIPE
+from fedstrata.clients.client import Client, Kept
+from fedstrata.core.errors import DataError, MessageError, RecipeError
+from fedstrata.core.messages import Kind, Order
 from fedstrata.engines.flower.codec import (
     Hello,
     decode_array,
@@ -27,13 +28,12 @@ from fedstrata.engines.flower.codec import (
     encode_hello,
     encode_reply,
 )
+from fedstrata.engines.flower.environment import DATA, RECIPE
 from fedstrata.engines.flower.failures import Kind as FailureKind
 from fedstrata.engines.flower.failures import during
-from fedstrata.errors import DataError, MessageError, RecipeError
-from fedstrata.experiment import Experiment, load
-from fedstrata.messages import Kind, Order
-from fedstrata.prepared import prepare
 from fedstrata.processes import keep_memory
+from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.schema import Experiment, load
 from fedstrata.tasks.nodes import own_task
 
 _FAILURES: dict[Kind, FailureKind] = {"train": "training", "upload": "upload", "evaluate": "evaluation"}

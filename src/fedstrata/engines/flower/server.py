@@ -12,14 +12,14 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedstrata.core.errors import RecipeError, UserError
+from fedstrata.core.rounds import settle
 from fedstrata.engines.flower.engine import FlowerEngine
-from fedstrata.errors import RecipeError, UserError
-from fedstrata.experiment import load
-from fedstrata.prepared import Prepared, prepare
-from fedstrata.rounds import settle
-from fedstrata.runs import Run
+from fedstrata.formatting import figure
+from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.schema import load
+from fedstrata.runs.runner import Run
 from fedstrata.tasks.nodes import RemoteData
-from fedstrata.wording import figure
 
 _log = logging.getLogger("fedstrata")
 

@@ -24,11 +24,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fedstrata.core.errors import FedstrataError, MissingExtra
 from fedstrata.engines.flower import client
 from fedstrata.engines.flower.engine import FlowerEngine
+from fedstrata.engines.flower.environment import DATA, RECIPE, SIMULATED
 from fedstrata.engines.local import available_workers
-from fedstrata.errors import FedstrataError, MissingExtra
-from fedstrata.prepared import Prepared
+from fedstrata.recipes.prepared import Prepared
 
 _START = 300.0
 """Seconds in which Ray and its actors must have started and loaded their data."""
@@ -150,8 +151,8 @@ def _kill_actors() -> None:
 
 def _variables(folder: Path, recipe: Path, data: Path | None) -> dict[str, str]:
     variables = {
-        client.RECIPE: str(recipe),
-        client.SIMULATED: "1",
+        RECIPE: str(recipe),
+        SIMULATED: "1",
         "FLWR_HOME": str(folder),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_AUTH_MODE": "token",  # or every user of this machine could have Ray run code as us, through its ports
@@ -161,7 +162,7 @@ def _variables(folder: Path, recipe: Path, data: Path | None) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # Ray's backend adds to it, for its actors
     }
-    return variables | ({client.DATA: str(data.absolute())} if data is not None else {})
+    return variables | ({DATA: str(data.absolute())} if data is not None else {})
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""What a client does with an order: training, scores, evaluation."""

@@ -1,0 +1,377 @@
+"""What a client does with an order: the same code for every engine. Local training minimises task loss + spring."""
+
+from __future__ import annotations
+
+import math
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.rnn import PackedSequence
+
+from fedstrata.clients.modules import CleanModule, same_bits
+from fedstrata.clients.setup import Setup
+from fedstrata.clients.trainers.local import AutogradSteps, own_copy, train
+from fedstrata.clients.trainers.perceptron import PerceptronSteps, as_perceptron
+from fedstrata.clients.trainers.schedule import Schedule, schedule
+from fedstrata.core import rng
+from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
+from fedstrata.core.determinism import steady
+from fedstrata.core.errors import DataError, ModelError
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import SCORE_DTYPE, Order, Reply, layers_with_units
+from fedstrata.tasks.nests import joined, leaves
+from fedstrata.tasks.task import Data, NestedSamples, Samples
+
+Result = TypeVar("Result")
+
+SAMPLES = 1000
+"""To evaluate a model on at a time, unless the recipe says how many."""
+
+IMAGES = 100
+"""Of these, to show a convolutional network at once: so few that what lies between its layers stays in the cache."""
+
+ALIGNED = 64
+"""Bytes: torch's own tensors begin at a multiple of it, and a matrix product may be rounded otherwise elsewhere."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An update that waits for the second exchange; round and attempt guard it."""
+
+    round: int
+    attempt: int
+    size: int
+    update: Tensor
+
+
+class Client:
+    """Answers orders for any client whose data is in the task. Nothing carries over from one round to the next."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.device = torch.device(setup.device)
+        self._module = CleanModule(lambda: setup.build().to(self.device), setup.layers)
+        network = as_perceptron(self._module.model, setup.layers, setup.task.loss)
+        by_kernel = setup.device == "cpu" and not setup.objective.differentiable
+        self._network = network if by_kernel else None
+        self._layout_is_known = not self._module.layout_matters
+        self._has_rehearsed = False
+        self._read_twice: set[int] = set()
+        self.kept: dict[int, Kept] = {}
+        """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
+
+    def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
+        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error.
+
+        A model that would fail every client's order, or be different for each, is nobody's failure: ModelError.
+        """
+        try:
+            return self.carry_out(order, buffer)
+        except ModelError:
+            raise
+        except Exception as error:
+            return order.failure(reason(error))
+
+    def carry_out(self, order: Order, buffer: Tensor | None = None) -> Reply:
+        """The same, for an engine that has its own way to tell of a failure."""
+        with steady():
+            if order.kind == "upload":
+                return self._upload(order)
+            if order.kind == "evaluate":
+                return self._in_any_layout(order, lambda: self._evaluate(order))
+            with self._random_scope(order):
+                data = self._data(order)
+                if self._by_kernel(data):
+                    return self._train(order, data, buffer)
+            self._rehearse(order, data)
+            return self._in_any_layout(order, lambda: self._train(order, self._data(order), buffer))
+
+    def _by_kernel(self, data: Data) -> bool:
+        return self._network is not None and self._network.takes(data)
+
+    def _random_scope(self, order: Order):  # type: ignore[no-untyped-def]
+        return rng.global_scope(
+            self.setup.seed, order.kind, round=order.round, attempt=order.attempt, client=order.client
+        )
+
+    # --- train --------------------------------------------------------------------------------------------------
+
+    def _train(self, order: Order, data: Data, buffer: Tensor | None) -> Reply:
+        assert order.model is not None
+        plan = schedule(len(data), order, self.setup.training, self.setup.seed)
+        flat, loss, stiffness = self._trained(order, data, plan)
+        update = self._difference(flat, order.model.to(self.device))
+        return self._reply(order, len(data), self._kept_in(buffer, update), loss, stiffness)
+
+    def _trained(self, order: Order, data: Data, plan: Schedule) -> tuple[Tensor, float, Tensor | None]:
+        """The weights after the plan's steps, the mean task loss, and the stiffness in the end."""
+        assert order.model is not None
+        setup, anchor = self.setup, order.model.to(self.device)
+        flat = anchor.clone()
+        if self._by_kernel(data):
+            assert self._network is not None
+            assert isinstance(data, Samples)
+            with torch.no_grad():
+                steps = PerceptronSteps(setup, self._network, data, plan, flat, order.round)
+                return flat, *train(setup, order, plan, steps, anchor)
+        by_autograd = AutogradSteps(setup, self._module.fresh(anchor), data, plan, order.round)
+        loss, stiffness = train(setup, order, plan, by_autograd, anchor)
+        self._module.read(flat)
+        return flat, loss, stiffness
+
+    def _difference(self, flat: Tensor, anchor: Tensor) -> Tensor:
+        """How far training came, in `flat` itself. What stays has not moved, be it −∞, as in a causal mask."""
+        rides = [entry for entry in self.setup.layers.entries.values() if not entry.trainable]
+        new = [flat[entry.start : entry.stop].clone() for entry in rides]
+        flat.sub_(anchor)
+        for entry, after in zip(rides, new, strict=True):
+            before, moved = anchor[entry.start : entry.stop], flat[entry.start : entry.stop]
+            moved.masked_fill_((after == before) | (after.isnan() & before.isnan()), 0)
+            arrives = torch.isclose(before + moved, after, rtol=1e-3, atol=1e-6, equal_nan=True) | after.isinf()
+            if not arrives.all():
+                at = int((~arrives).nonzero()[0])
+                what = f"model: {entry.name} goes from {float(before[at]):g} to {float(after[at]):g} in training"
+                raise ModelError(f"{what}; what travels is the difference, which is not exact: start nearer to it")
+        return flat
+
+    def _kept_in(self, buffer: Tensor | None, update: Tensor) -> Tensor:
+        return update.cpu() if buffer is None else buffer.copy_(update)
+
+    def _reply(self, order: Order, size: int, update: Tensor, loss: float, stiffness: Tensor | None) -> Reply:
+        """The update, as far as it was asked for."""
+        self._forget_other_rounds(order)
+        setup, layers = self.setup, self.setup.layers
+        reply = Reply(
+            "train",
+            order.round,
+            order.attempt,
+            order.client,
+            size=size,
+            metrics={"loss": loss},
+            stiffness=stiffness,
+        )
+        if order.answer == "scores":
+            assert isinstance(setup.selection, SelectsAfterScores)
+            self.kept[order.client] = Kept(order.round, order.attempt, size, update)
+            scores = setup.selection.score(update, layers).to(SCORE_DTYPE)
+            return replace(reply, scores=scores)
+        if order.answer == "units":
+            assert isinstance(setup.selection, SelectsOnClient)
+            units = setup.selection.pick(update, layers)
+            _keep_units(update, units, layers)
+            return replace(reply, update=update, units=units, sent=layers_with_units(units, layers))
+        assert order.mask is not None
+        keep_layers(update, order.mask, layers)
+        return replace(reply, update=update, sent=order.mask)
+
+    def _forget_other_rounds(self, order: Order) -> None:
+        """An update that nobody asked for in its own round is of no more use."""
+        now = (order.round, order.attempt)
+        self.kept = {client: kept for client, kept in self.kept.items() if (kept.round, kept.attempt) == now}
+
+    # --- before the first order -----------------------------------------------------------------------------------
+
+    def _rehearse(self, order: Order, data: Data) -> None:
+        """Whether a client's data is the same when it is read again, and two steps repeat: once for each process.
+
+        What cannot be read or trained is the client's own failure, and is left to the order itself.
+        """
+        plan = schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
+        try:
+            stays = isinstance(data, NestedSamples) or order.client in self._read_twice
+            batches = [] if stays else [self._batch(order, data, plan) for _ in range(2)]
+            flats = []
+            for _ in range(0 if self._has_rehearsed else 2):
+                flats.append(self._in_any_layout(order, lambda: self._trained(order, data, plan)[0]))
+            lost = self._module.lost() if flats else None
+        except ModelError:
+            raise
+        except Exception:
+            return
+        for (place, leaf), (_, again) in zip(*(leaves(batch, "batch") for batch in batches), strict=True):
+            if isinstance(leaf, Tensor | PackedSequence) and not same_bits(leaf.data, again.data):
+                what = f"clients[{order.client}]: {place} of the same samples"
+                self._must_repeat(f"{what} is different the second time (a random generator of the data's own?)")
+        if lost is not None:
+            raise ModelError(lost)
+        for name, entry in self.setup.layers.entries.items() if flats else ():
+            if not same_bits(entry.of(flats[0]), entry.of(flats[1])):
+                why = "after the same two batches from the same weights (a random generator of its own, or the time?)"
+                self._must_repeat(f"model: {name} is different the second time, {why}")
+        self._has_rehearsed = True
+        self._read_twice.add(order.client)
+
+    def _batch(self, order: Order, data: Data, plan: Schedule) -> tuple[Any, Any]:
+        with self._random_scope(order):
+            return data.batch(plan.batch(0))
+
+    def _must_repeat(self, problem: str) -> None:
+        if self.device.type == "cpu":
+            raise ModelError(problem)
+        warnings.warn(f"{problem}; kernels of this device may not repeat", stacklevel=2)
+
+    def _in_any_layout(self, order: Order, what: Callable[[], Result]) -> Result:
+        """Do something with the weights of convolutions channels last; where that fails, with them contiguous.
+
+        Whether it fails depends on the order alone, so every worker and engine does the same.
+        """
+        module = self._module
+        if not self._layout_is_known:
+            self._settle_layout(order)
+        try:
+            with self._random_scope(order):
+                return what()
+        except ModelError:
+            raise
+        except Exception:
+            if not (module.layout_matters and module.channels_last):
+                raise
+        module.channels_last = False
+        try:
+            with self._random_scope(order):
+                return what()
+        finally:
+            module.channels_last = True
+
+    def _settle_layout(self, order: Order) -> None:
+        """A forward that reads memory as it lies gives another loss for another layout, and is given its own."""
+        data, found = self._data(order), []
+        for channels_last in (False, True):
+            self._module.channels_last = channels_last
+            try:
+                found.append(self._loss_of_two(order, data))
+            except ModelError:
+                raise
+            except Exception:
+                found.append(math.nan)  # which decides nothing
+        self._layout_is_known = True
+        self._module.channels_last = math.isnan(sum(found)) or math.isclose(*found, rel_tol=1e-3, abs_tol=1e-4)
+
+    @torch.no_grad()
+    def _loss_of_two(self, order: Order, data: Data) -> float:
+        assert order.model is not None
+        with self._random_scope(order):
+            model = self._module.fresh(order.model.to(self.device)).train()
+            inputs, targets = self.setup.to_device(data.batch(np.arange(min(2, len(data)))))
+            return float(own_copy(self.setup.task.loss)(model(inputs), targets))
+
+    def _data(self, order: Order) -> Data:
+        task = self.setup.task
+        if order.kind == "train":
+            return task.client(order.client)
+        return task.server_data(order.dataset) if order.client == rng.SERVER else task.client_held_out(order.client)
+
+    # --- upload, evaluate ---------------------------------------------------------------------------------------
+
+    def _upload(self, order: Order) -> Reply:
+        kept = self.kept.pop(order.client, None)
+        if kept is None or (kept.round, kept.attempt) != (order.round, order.attempt):
+            raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
+        assert order.mask is not None
+        keep_layers(kept.update, order.mask, self.setup.layers)
+        return Reply(
+            "upload", order.round, order.attempt, order.client, size=kept.size, update=kept.update, sent=order.mask
+        )
+
+    @torch.no_grad()
+    def _evaluate(self, order: Order) -> Reply:
+        task = self.setup.task
+        assert order.model is not None
+        data = self._data(order)
+        given = self.setup.evaluation_batch
+        rows = _rows(len(data), *order.part, given or 1)
+        model = self._module.fresh(order.model.to(self.device))
+        model.eval()
+        task_loss, metric = own_copy(task.loss), own_copy(task.metric.function)
+        loss, score = 0.0, 0.0
+        whole: list[tuple[Any, Any]] = []
+        in_pieces = given is None and any(isinstance(module, _ConvNd) for module in model.modules())
+        is_only_read = self._by_kernel(data)  # another forward may write to its inputs
+        for start in range(0, len(rows), given or SAMPLES):
+            indices = rows[start : start + (given or SAMPLES)]
+            inputs, targets = self.setup.to_device(_lying(data, indices) if is_only_read else data.batch(indices))
+            outputs = _outputs(model, inputs, len(indices)) if in_pieces else model(inputs)
+            loss += float(task_loss(outputs, targets)) * len(indices)
+            if task.metric.whole:
+                whole.append((outputs, targets))
+            else:
+                score += float(metric(outputs, targets)) * len(indices)
+        if whole:
+            outputs, targets = (_joined([pair[i] for pair in whole], task.metric.name) for i in (0, 1))
+            score = float(metric(outputs, targets)) * len(rows)
+        size = max(1, len(rows))
+        metrics = {"loss": loss / size, task.metric.name: score / size}
+        return Reply(
+            "evaluate", order.round, order.attempt, order.client, size=len(rows), metrics=metrics, part=order.part
+        )
+
+
+def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:
+    """A part of a data set; it begins where a batch does, so that no batch but the last is short."""
+    start, stop = (size * edge // parts // batch * batch for edge in (part, part + 1))
+    return np.arange(start, size if part + 1 == parts else stop)
+
+
+def _lying(data: Data, indices: np.ndarray) -> tuple[Any, Any]:
+    """Inputs where they lie, for whoever only reads them; gathered, if that is no place to compute from."""
+    assert isinstance(data, Samples)
+    if data.rows is None:
+        inputs = data.inputs[indices[0] : indices[-1] + 1]
+        if inputs.data_ptr() % ALIGNED == 0 and inputs.is_contiguous():
+            return inputs, data.targets[torch.from_numpy(indices)]
+    return data.batch(indices)
+
+
+def _outputs(model: nn.Module, inputs: Any, count: int) -> Any:
+    """What a convolutional network says; it is shown a few samples at a time, if it speaks of each of them."""
+    if not isinstance(inputs, Tensor) or inputs.shape[:1] != (count,) or inputs.device.type != "cpu":
+        return model(inputs)
+    pieces = torch.split(inputs, IMAGES)
+    outputs = [model(piece) for piece in pieces]
+    of_each = (isinstance(o, Tensor) and o.shape[:1] == x.shape[:1] for o, x in zip(outputs, pieces, strict=True))
+    return torch.cat(outputs) if all(of_each) else model(inputs)
+
+
+def _joined(batches: list[Any], metric: str) -> Any:
+    """What a metric needs of all samples at once."""
+    try:
+        return joined(batches)
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        problem = "needs all samples at once, and outputs or targets of several batches cannot be put together"
+        raise DataError(f"metric {metric!r} {problem}: {error}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong and where, in one line: the innermost place that is neither torch's nor ours."""
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    where = f" ({Path(ours[-1].filename).name}, line {ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
+
+
+_LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, np, rng))
+
+
+def keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
+    """Zero what is not sent."""
+    for layer, keep in zip(layers.layers, mask.tolist(), strict=True):
+        if not keep:
+            update[layer.start : layer.stop].zero_()
+
+
+def _keep_units(update: Tensor, units: Tensor, layers: Layers) -> None:
+    """Zero the units that are not sent."""
+    for layer in layers.layers:
+        for entry in layer.entries:
+            rows = update[entry.start : entry.stop].view(entry.units, -1)
+            rows.masked_fill_(~units[entry.first_unit : entry.first_unit + entry.units, None], 0)

@@ -1,0 +1,134 @@
+"""Measuring a model: on the server's data sets, on the clients' own held-out data, or both.
+
+Evaluation is an order like any other, so it goes through the engine, and every engine gives the same figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from fedstrata.core import rng
+from fedstrata.core.errors import FedstrataError, ReplyError
+from fedstrata.core.messages import NOT_FINITE, Order, Reply, check_answers, check_size
+from fedstrata.core.rounds import Engine
+from fedstrata.tasks.task import Task
+
+PART = 2000
+"""Samples in one order on the server's data: small enough for workers to share a data set, the same on every engine."""
+
+Figures = dict[str, dict[str, float]]
+"""Per data set: loss, the metric, samples; for clients also the spread over them."""
+
+Unmeasured = list[tuple[int, str]]
+"""The clients without a usable answer, and why."""
+
+
+def evaluate(
+    engine: Engine,
+    task: Task,
+    model: Tensor,
+    on: Sequence[str],
+    round: int,
+    seed: int,
+    clients: int | None = None,
+    attempt: int = 0,
+) -> tuple[Figures, Unmeasured]:
+    """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
+
+    `attempt` is the round's own: a node refuses orders of earlier ones. Clients that do not answer, or nonsense, end
+    nothing; without any other there are no figures of clients. If everyone who could be asked was, and failed, the
+    mistake would be repeated.
+    """
+    orders: dict[str, list[Order]] = {}
+    for name in on:
+        if name == "clients":
+            who = _holders(task, clients, seed, round)
+            orders[name] = [Order("evaluate", round, attempt, int(k), model=model) for k in who]
+        else:
+            parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
+            orders[name] = [
+                Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts))
+                for part in range(parts)
+            ]
+    figures: Figures = {}
+    unmeasured: Unmeasured = []
+    for name, asked in orders.items():
+        samples = task.held_out_sizes() if name == "clients" else None
+        good, missing = _collect(engine, asked, samples, task.metric.name)
+        everyone = samples is None or len(asked) == np.count_nonzero(samples)
+        hopeless = everyone and not good and all(why.startswith("failed") for _, why in missing)
+        if hopeless or (name != "clients" and (missing or not sum(reply.size for reply in good))):
+            reason = missing[0][1] if missing else "nobody has any sample"
+            raise FedstrataError(f"evaluation on {name} in round {round}: {reason}")
+        if good:
+            figures[name] = _combine(good, task.metric.name)
+        if name == "clients":
+            unmeasured = missing
+            if good:
+                figures[name] |= _spread(good, task.metric.name) | {"failed": float(len(missing))}
+    return figures, unmeasured
+
+
+def _collect(
+    engine: Engine, orders: Sequence[Order], samples: np.ndarray | None, metric: str
+) -> tuple[list[Reply], Unmeasured]:
+    """The usable replies, by client and part, and why others are not; `samples` is how many each client holds out."""
+    waiting = {(order.client, order.part): order for order in orders}
+    answered: dict[tuple[int, tuple[int, int]], Reply] = {}
+    broken = dict.fromkeys(waiting, "no reply")
+    for reply in engine.exchange(orders):
+        key = (reply.client, reply.part)
+        if key not in waiting:
+            continue  # nobody asked it, or it has answered already
+        try:
+            check_answers(reply, waiting.pop(key))
+            if samples is not None:
+                check_size(reply.size, int(samples[reply.client]))
+                _check_metrics(reply, metric)
+        except ReplyError as problem:
+            broken[key] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
+        else:
+            answered[key] = reply
+            del broken[key]
+    return [reply for _, reply in sorted(answered.items())], [(who, why) for (who, _), why in sorted(broken.items())]
+
+
+def _check_metrics(reply: Reply, metric: str) -> None:
+    """Of a client: one that says NaN must not make the whole federation's metric one. A loss may be so large."""
+    for name in ("loss", metric):
+        if name not in reply.metrics:
+            raise ReplyError(f"{name} is missing")
+    if not math.isfinite(reply.metrics[metric]):
+        raise ReplyError(f"{metric} is {NOT_FINITE}")
+
+
+def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:
+    """The clients to ask: those with held-out data, all or a sample."""
+    who = np.flatnonzero(task.held_out_sizes())
+    if count is None or count >= len(who):
+        return who
+    return np.sort(rng.generator(seed, "evaluation", round=round).choice(who, count, replace=False))
+
+
+def _combine(replies: Sequence[Reply], metric: str) -> dict[str, float]:
+    """Means over samples."""
+    samples = sum(reply.size for reply in replies)
+    return {name: sum(reply.metrics[name] * reply.size for reply in replies) / samples for name in ("loss", metric)} | {
+        "samples": float(samples)
+    }
+
+
+def _spread(replies: Sequence[Reply], metric: str) -> dict[str, float]:
+    """How differently the clients fare."""
+    values = np.array([reply.metrics[metric] for reply in replies])
+    return {
+        "clients": float(len(values)),
+        "std": float(values.std()),
+        "min": float(values.min()),
+        "median": float(np.median(values)),
+        "max": float(values.max()),
+    }

@@ -1,0 +1,233 @@
+"""An experiment made ready: its task loaded, its model built, everything checked that can be before the first round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
+
+from fedstrata.clients.modules import same_bits
+from fedstrata.clients.setup import Setup, build_model
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.errors import MissingExtra, RecipeError, printable
+from fedstrata.core.layers import Layers
+from fedstrata.core.rounds import Plan, ServerState, initial_state, settle
+from fedstrata.recipes.schema import Experiment, check_accuracy_target
+from fedstrata.tasks.builtin import build_task
+from fedstrata.tasks.config import NODES, PYTHON_TASK
+from fedstrata.tasks.metric import ACCURACY
+from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.task import MOST_COUNTED, Task
+
+_log = logging.getLogger("fedstrata")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its task loaded and its model understood."""
+
+    experiment: Experiment
+    task: Task
+    algorithm: Algorithm
+    build: Callable[[], nn.Module]
+    """A new model with the first weights."""
+    layers: Layers
+    initial: Tensor
+    """The first weights, as a flat vector."""
+    data: Path | None = None
+    """Where its data sets were looked for, if not in the usual place."""
+
+    @property
+    def plan(self) -> Plan:
+        """What `fit` needs."""
+        return Plan(self.layers, self.experiment.training, self.experiment.seed, self.experiment.record.layers)
+
+    @property
+    def setup(self) -> Setup:
+        """What a client needs."""
+        return Setup(
+            task=self.task,
+            layers=self.layers,
+            objective=self.algorithm.objective,
+            selection=self.algorithm.selection,
+            training=self.experiment.training,
+            seed=self.experiment.seed,
+            build=self.build,
+            device=self.experiment.engine.device,
+            record=self.experiment.record.layers,
+            evaluation_batch=self.experiment.evaluation.batch_size,
+        )
+
+    @property
+    def agreement(self) -> str:
+        """A digest of what a client must have in common with its server, wherever each has its recipe from."""
+        local = {"epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"}
+        common = {
+            "seed": self.experiment.seed,
+            "algorithm": self.experiment.algorithm,
+            "training": self.experiment.training.model_dump(mode="json", include=local),
+            "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
+            "dtype": str(self.layers.dtype),
+        }
+        if self.experiment.task.nodes is not None:
+            common["data"] = self.experiment.task.model_dump(mode="json", include={"inputs", "nodes"})
+        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
+
+    def require_data(self) -> None:
+        """Refuse to compute here what only the clients' nodes can."""
+        if isinstance(self.task.clients, RemoteData):
+            problem = "the clients' data is on their own nodes; deploy it with `fedstrata flower init`"
+            raise RecipeError("task.dataset", NODES, problem)
+
+    def warn(self) -> None:
+        """Say so if the objective comes to nothing: it is refreshed with each epoch, and there is no second one."""
+        objective, training = self.algorithm.objective, self.experiment.training
+        sizes = self.task.sizes()
+        if training.steps is None:
+            field, one_epoch = "training.epochs", training.epochs == 1
+        else:
+            steps_per_epoch = -(-sizes[sizes > 0] // training.batch_size)
+            field, one_epoch = "training.steps", bool((training.steps <= steps_per_epoch).all())
+        if objective.refresh != "epoch" or not one_epoch:
+            return
+        start = self.layers.views(self.initial, trainable_only=True)
+        if not objective.stiffness(start, start, objective.init(self.layers), self.layers):
+            name = type(objective).__name__
+            problem = (
+                f"{name} is refreshed when a local epoch begins, and in the first nothing has moved yet. There is no "
+                f"second one, so it never pulls: clients train as in FedAvg. More epochs, or refresh = 'step', help"
+            )
+            _log.warning("%s", printable(f"{field} = {training.full_work}: {problem}"))
+
+    def described(self) -> dict[str, Any]:
+        """What a run directory says of it besides the recipe."""
+        task = self.task
+        notes = task.described(here=not isinstance(task.clients, RemoteData))
+        if len(notes.get("table", ())) > MOST_COUNTED:
+            del notes["table"]
+        return {
+            "resolved": {"threads": 1, "dtype": self.experiment.engine.dtype},
+            "metric": {"name": task.metric.name, "direction": task.metric.direction},
+            "clients": len(task.clients),
+            "layers": [
+                {
+                    "name": layer.name,
+                    "tensors": [entry.name for entry in layer.entries],
+                    "trainable": layer.measured - layer.start,
+                    "numbers": layer.numel,
+                    "units": layer.units,
+                    "bytes": layer.numel * self.layers.itemsize,
+                }
+                for layer in self.layers.layers
+            ],
+            "data": notes,
+        }
+
+    def first_state(self) -> ServerState:
+        """The server before round 1."""
+        return initial_state(self.initial.clone(), self.algorithm, len(self.task.clients), self.layers)
+
+
+def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
+    """Load the data and build the model; everything that can be wrong before the first round is found here."""
+    evaluation = experiment.evaluation
+    if experiment.engine.name == "flower":
+        if find_spec("flwr") is None:
+            raise MissingExtra("flwr", "flower", "engine.name = 'flower'")
+        if experiment.task.function == PYTHON_TASK:
+            problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
+            raise RecipeError("engine.name", "flower", problem)
+    if task is None:
+        held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
+        task = build_task(experiment.task, experiment.seed, held_out, data)
+    if task.metric is ACCURACY and evaluation.target is not None:
+        check_accuracy_target(evaluation.target)
+    for name in evaluation.on:
+        if name == "clients" and task.held_out is None:
+            raise RecipeError("evaluation.on", evaluation.on, f"task {task.name!r} has no held-out data of clients")
+        if name != "clients" and name not in task.evaluation:
+            known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
+            raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
+    device = experiment.engine.device
+    if device != "cpu":
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(device.partition(":")[2] or 0) >= devices:
+            problem = f"there are {devices}, counted from 0" if devices else "this machine has none that torch can use"
+            raise RecipeError("engine.device", device, f"no such CUDA device: {problem}")
+    build = partial(_build, task, experiment)
+    model = build()
+    wanted, holders = experiment.training.clients_per_round, int((task.sizes() > 0).sum())
+    if wanted is not None and wanted > len(task.clients):
+        raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
+    algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
+    layers = Layers.of(model, experiment.grouping())
+    _check_builder(model, build(), layers)
+    return Prepared(experiment, task, algorithm, build, layers, layers.flatten(model), data)
+
+
+def _build(task: Task, experiment: Experiment) -> nn.Module:
+    """A model as every client has it before its first order."""
+    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
+    if experiment.training.initial_weights is not None:
+        _load_weights(model, experiment.training.initial_weights)
+    return model
+
+
+def _check_builder(model: nn.Module, again: nn.Module, layers: Layers) -> None:
+    """Refuse a function that gives the same tensors twice, so that runs share them, or other numbers each time."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            problem = "TorchScript optimises itself while it runs, so that its numbers depend on how often it did"
+            raise RecipeError("task.model", name or type(module).__name__, f"{problem}; build a plain module")
+    tensors, others = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, again))
+    if tensors.keys() != others.keys():
+        name = min(tensors.keys() ^ others.keys())
+        raise RecipeError("task.model", name, "the function that builds the model gives it only sometimes")
+    for (path, module), (_, other) in zip(model.named_modules(), again.named_modules(), strict=True):
+        for attribute, value in module.__dict__.items():
+            if not attribute.startswith("_") and not _repeats(value, other.__dict__.get(attribute)):
+                name, problem = f"{path}.{attribute}".lstrip("."), "the function gives another one each time"
+                raise RecipeError("task.model", name, f"{problem}, with the same seed (a generator of its own?)")
+    for name, tensor in tensors.items():
+        if name in layers.entries and tensor.numel() and tensor.data_ptr() == others[name].data_ptr():
+            problem = "the function gives the same tensor each time it is called, so runs would go on from each other"
+            raise RecipeError("task.model", name, f"{problem}; build the model in it, or copy.deepcopy it")
+        if not same_bits(tensor, others[name]):
+            problem = "the function gives other numbers the second time with the same seed (a generator of its own?)"
+            raise RecipeError("task.model", name, problem)
+
+
+def _repeats(value: Any, other: Any) -> bool:
+    """Whether two models' attributes are equal, as far as that can be told: numbers, texts, tensors and arrays."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return same_bits(value, other)
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+        return value.dtype.hasobject or value.tobytes() == other.tobytes()
+    return not isinstance(value, int | float | str) or value == other or value != value
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    try:
+        missing, unknown = model.load_state_dict(load_file(path), strict=False)
+        missing = [name for name in missing if not name.endswith(EXTRA_STATE)]  # which is no tensor, so in no such file
+        if missing or unknown:
+            found = f"{', '.join(missing)} missing" if missing else f"{', '.join(unknown)} unknown"
+            raise RecipeError("training.initial_weights", str(path), f"does not fit the model: {found}")
+    except (OSError, SafetensorError) as error:
+        raise RecipeError("training.initial_weights", str(path), f"cannot be read: {error}") from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError("training.initial_weights", str(path), f"does not fit the model: {reason}") from None

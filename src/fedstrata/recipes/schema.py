@@ -1,0 +1,342 @@
+"""A frozen experiment: what a recipe says, with every key, type and value checked before anything runs.
+
+A recipe is a TOML file. Ours live in `recipes/` and go by their name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedstrata.algorithms import AXES, from_table
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.checks import BadValue, require
+from fedstrata.core.errors import MISSING, RecipeError
+from fedstrata.core.grouping import GROUPINGS, Grouping
+from fedstrata.core.training import Training
+from fedstrata.recipes.catalog import RECIPES
+from fedstrata.tasks.config import TaskConfig
+from fedstrata.tasks.partitions import build_partition
+
+FORMAT = 1
+"""Version of the recipe format."""
+
+_log = logging.getLogger("fedstrata")
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LayersConfig(BaseModel):
+    """The `[layers]` table of a recipe."""
+
+    model_config = _STRICT
+
+    grouping: str | dict[str, list[str]] | None = Field(
+        None, description="module, tensor, block, or a table of tensor-name patterns; the algorithm's own if not given"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> LayersConfig:
+        known = not isinstance(self.grouping, str) or self.grouping in GROUPINGS
+        require(known, "grouping", self.grouping, f"is none of {', '.join(GROUPINGS)}")
+        require(self.grouping != {}, "grouping", self.grouping, "names no layer")
+        return self
+
+
+class Evaluation(BaseModel):
+    """The `[evaluation]` table of a recipe."""
+
+    model_config = _STRICT
+
+    on: list[str] = Field(
+        default_factory=lambda: ["test"],
+        min_length=1,
+        description="the server's sets (test, validation, train) and/or clients; the first one decides on the target",
+    )
+    every: int = Field(1, ge=1, description="rounds between evaluations; the last round always counts")
+    held_out: float = Field(0.2, gt=0, lt=1, description="the clients' own share of data for evaluation on clients")
+    clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
+    target: float | None = Field(None, description="the metric's value to reach")
+    stop_at_target: bool = Field(False, description="whether to stop there")
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="samples shown to the model at a time; 1000 if not given, or 100 with convolutions",
+    )
+
+    @field_validator("on", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, on: Any) -> Any:
+        return [on] if isinstance(on, str) else on
+
+    @model_validator(mode="after")
+    def _check(self) -> Evaluation:
+        require(len(set(self.on)) == len(self.on), "on", self.on, "names a set twice")
+        require(not self.stop_at_target or self.target is not None, "stop_at_target", True, "needs a target")
+        return self
+
+
+class EngineConfig(BaseModel):
+    """The `[engine]` table of a recipe."""
+
+    model_config = _STRICT
+
+    name: Literal["local", "flower"] = Field(
+        "local", description="who carries orders to clients: this machine, or Flower, simulated or deployed"
+    )
+    workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
+    timeout: float = Field(
+        600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
+    )
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
+    dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_former_keys(cls, table: Any) -> Any:
+        """Recipes of 0.1 chose a trainer, and all that it wrote say so."""
+        found = [key for key in ("trainer", "stack_size") if isinstance(table, Mapping) and key in table]
+        if found:
+            _say_ignored(", ".join(f"engine.{key}" for key in found))
+        return {key: value for key, value in table.items() if key not in found} if found else table
+
+
+@cache
+def _say_ignored(keys: str) -> None:
+    """Once in a process, however many runs it lists, or cells of a comparison it reads."""
+    _log.warning("%s: ignored; every client is trained on its own, by the same trainer on every engine", keys)
+
+
+class Record(BaseModel):
+    """The `[record]` table of a recipe."""
+
+    model_config = _STRICT
+
+    layers: bool = Field(True, description="keep every round's figures per client and layer")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+
+
+class Experiment(BaseModel):
+    """Everything that decides a run's result."""
+
+    model_config = _STRICT
+
+    format: int = FORMAT
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    seed: int = Field(0, ge=0, description="everything random follows from it")
+    task: TaskConfig = TaskConfig()
+    layers: LayersConfig = LayersConfig()
+    algorithm: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "fedavg"},
+        description="a name with options, tables objective, selection and weighting, or both",
+    )
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    engine: EngineConfig = EngineConfig()
+    record: Record = Record()
+    paper: dict[str, Any] = Field(default_factory=dict, description="what the paper reports; not used by a run")
+
+    @field_validator("algorithm")
+    @classmethod
+    def _axes_are_tables(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        for axis in AXES:
+            given = algorithm.get(axis, {})
+            require(isinstance(given, Mapping), axis, given, 'must be a table with a name, like { name = "…" }')
+        return algorithm
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Experiment:
+        """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
+        experiment = cls.read(table)
+        experiment.build_algorithm()
+        if experiment.task.function is None:
+            build_partition(experiment.task.partition)
+            target = experiment.evaluation.target
+            if target is not None:
+                check_accuracy_target(target)
+        return experiment
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> Experiment:
+        """The same of a recipe that is only looked at: nothing that it names is imported or called."""
+        version = table.get("format", FORMAT)
+        if version != FORMAT:
+            raise RecipeError("format", version, f"this version of fedstrata reads recipes of format {FORMAT}")
+        try:
+            return cls.model_validate(dict(table))
+        except ValidationError as error:
+            raise explain(error, cls) from None
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm that `[algorithm]` describes."""
+        return from_table(self.algorithm)
+
+    def grouping(self) -> Grouping:
+        """What a layer is: the experiment's own grouping, or the algorithm's."""
+        return self.layers.grouping or self.build_algorithm().grouping
+
+    def named_code(self) -> list[tuple[str, str]]:
+        """Where the recipe names code as `module:name`, and what: it is imported when the recipe is run."""
+
+        def search(field: str, value: Any) -> Iterator[tuple[str, str]]:
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+            for key, part in inner:
+                yield from search(f"{field}.{key}", part)
+            if isinstance(value, str) and ":" in value:
+                yield field, value
+
+        table = self.to_table()
+        return [found for part in ("task", "algorithm") for found in search(part, table[part])]
+
+    def to_toml(self) -> str:
+        """The recipe that gives this experiment again."""
+        return tomli_w.dumps(self.to_table())
+
+    def to_table(self) -> dict[str, Any]:
+        """The same as a table."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def essence(self, defaults: bool = True) -> dict[str, Any]:
+        """What a result depends on apart from the seed: not what it is called, nor who computes it or what is kept."""
+        table = self.model_dump(mode="json", exclude_none=True, exclude_defaults=not defaults)
+        for key in ("format", "name", "description", "seed", "paper", "record"):
+            table.pop(key, None)
+        for key in ("workers", "timeout"):
+            table.get("engine", {}).pop(key, None)
+        if self.training.stragglers == 0:
+            table.get("training", {}).pop("keep_stragglers", None)  # there are none to keep
+        return {key: value for key, value in table.items() if value != {}}
+
+    @property
+    def label(self) -> str:
+        """A short name for the algorithm."""
+        name = self.algorithm.get("name")
+        axes = [self.algorithm.get(axis, {}).get("name") for axis in AXES]
+        return "+".join(str(part) for part in (name, *axes) if part).replace(":", ".") or "fedavg"
+
+
+def check_accuracy_target(target: float, field: str = "evaluation.target") -> None:
+    """An accuracy is a share: 95 is a slip for 0.95."""
+    if not 0 < target <= 1:
+        hint = f"; did you mean {target / 100:g}?" if 1 < target <= 100 else ""
+        raise RecipeError(field, target, f"an accuracy lies in (0, 1]{hint}")
+
+
+def as_table(recipe: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe as a table of its own, whichever way it is given."""
+    return dict(recipe) if isinstance(recipe, Mapping) else RECIPES.read(recipe)
+
+
+def load(
+    recipe: str | Path | Mapping[str, Any],
+    *,
+    algorithm: str | Mapping[str, Any] | None = None,
+    settings: Iterable[str] | Mapping[str, Any] = (),
+    seed: int | None = None,
+) -> Experiment:
+    """A recipe with changes: another algorithm ("fedldf:n=4"), settings ("training.rounds=50"), a seed."""
+    table = as_table(recipe)
+    if algorithm is not None:
+        table["algorithm"] = parse_algorithm(algorithm) if isinstance(algorithm, str) else dict(algorithm)
+    pairs = list(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
+    for key, value in sorted(pairs, key=lambda pair: pair[0] not in _NAMES):
+        if key in _NAMES:
+            _rename(table, key.removesuffix(".name"), value)
+        set_key(table, key, value)
+    if seed is not None:
+        table["seed"] = seed
+    return Experiment.parse(table)
+
+
+_NAMES = ("task.partition.name", "task.model.name", "algorithm.name", *(f"algorithm.{axis}.name" for axis in AXES))
+"""The keys whose value decides what else their table may hold."""
+
+
+def _rename(table: dict[str, Any], path: str, name: Any) -> None:
+    """Another partition, model, algorithm or rule does not inherit the options of the one it replaces."""
+    inner: Any = table
+    for part in path.split("."):
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    if isinstance(inner, Mapping) and inner.get("name", name) != name:
+        set_key(table, path, {"name": name})
+
+
+def parse_algorithm(text: str) -> dict[str, Any]:
+    """`name`, or `name:option=value:option=value`; `module:function` stays together, as a name and as a value."""
+    parts: list[str] = []
+    for part in text.split(":"):
+        if parts and "=" not in part:
+            parts[-1] += f":{part}"
+        else:
+            parts.append(part)
+    table: dict[str, Any] = {"name": parts[0]}
+    for key, value in (parse_setting(part, "--algorithm") for part in parts[1:]):
+        set_key(table, key, value)
+    return table
+
+
+def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
+    """`key=value`, the value as TOML, or else as a plain string."""
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not key:
+        example = "training.rounds=50" if option == "--set" else "fedldf:n=4"
+        raise RecipeError(option, text, f"must look like {example}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return key, value
+    return key, parsed["value"] if len(parsed) == 1 else value
+
+
+def set_key(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, making tables on the way; tables of the original are not changed in place."""
+    *path, last = key.split(".")
+    for part in path:
+        inner = table.get(part, {})
+        if not isinstance(inner, Mapping):
+            raise RecipeError(key, value, f"{part} is a value, not a table")
+        table[part] = dict(inner)
+        table = table[part]
+    table[last] = value
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:
+    """The first problem of a validation, in one line; an unknown key before the missing one that it may stand for."""
+    problem = min(error.errors(), key=lambda found: found["type"] == "missing")
+    where = [str(part) for part in problem["loc"] if not _is_union_branch(part)]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, BadValue):
+        return RecipeError(".".join([*where, cause.field]), cause.value, cause.problem)
+    value = MISSING if problem["type"] == "missing" else problem["input"]
+    if problem["type"] == "extra_forbidden":
+        known = _fields(model, where[:-1])
+        close = difflib.get_close_matches(where[-1], known, n=1)
+        elsewhere = [f"{table}.{where[-1]}" for table in model.model_fields if where[-1] in _fields(model, [table])]
+        guess = (elsewhere + close if len(where) == 1 else close + elsewhere)[:1]
+        hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(known)}"
+        return RecipeError(".".join(where), value, f"unknown key; {hint}")
+    text = problem["msg"]
+    return RecipeError(".".join(where), value, text[:1].lower() + text[1:])
+
+
+def _is_union_branch(part: int | str) -> bool:
+    return isinstance(part, str) and (part in ("str", "int", "float") or part.startswith(("dict[", "list[")))
+
+
+def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        inner = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

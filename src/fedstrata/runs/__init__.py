@@ -1,0 +1,1 @@
+"""Runs and comparisons in directories: written while they go, resumed, and read."""
