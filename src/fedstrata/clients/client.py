@@ -26,8 +26,16 @@ from fedstrata.core import rng
 from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import DataError, ModelError
-from fedstrata.core.layers import Layers
-from fedstrata.core.messages import SCORE_DTYPE, Order, Reply, layers_with_units
+from fedstrata.core.messages import (
+    SCORE_DTYPE,
+    Answer,
+    Order,
+    Reply,
+    Status,
+    keep_layers,
+    keep_units,
+    layers_with_units,
+)
 from fedstrata.tasks.nests import joined, leaves
 from fedstrata.tasks.task import Data, NestedSamples, Samples
 
@@ -69,8 +77,8 @@ class Client:
         self.kept: dict[int, Kept] = {}
         """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
 
-    def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
-        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error.
+    def answer(self, order: Order, buffer: Tensor | None = None) -> Answer:
+        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a status with its reason.
 
         A model that would fail every client's order, or be different for each, is nobody's failure: ModelError.
         """
@@ -79,7 +87,7 @@ class Client:
         except ModelError:
             raise
         except Exception as error:
-            return order.failure(reason(error))
+            return Status("failed", reason(error))
 
     def carry_out(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """The same, for an engine that has its own way to tell of a failure."""
@@ -150,15 +158,7 @@ class Client:
         """The update, as far as it was asked for."""
         self._forget_other_rounds(order)
         setup, layers = self.setup, self.setup.layers
-        reply = Reply(
-            "train",
-            order.round,
-            order.attempt,
-            order.client,
-            size=size,
-            metrics={"loss": loss},
-            stiffness=stiffness,
-        )
+        reply = Reply(size=size, metrics={"loss": loss}, stiffness=stiffness)
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
             self.kept[order.client] = Kept(order.round, order.attempt, size, update)
@@ -167,7 +167,7 @@ class Client:
         if order.answer == "units":
             assert isinstance(setup.selection, SelectsOnClient)
             units = setup.selection.pick(update, layers)
-            _keep_units(update, units, layers)
+            keep_units(update, units, layers)
             return replace(reply, update=update, units=units, sent=layers_with_units(units, layers))
         assert order.mask is not None
         keep_layers(update, order.mask, layers)
@@ -278,9 +278,7 @@ class Client:
             raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
         assert order.mask is not None
         keep_layers(kept.update, order.mask, self.setup.layers)
-        return Reply(
-            "upload", order.round, order.attempt, order.client, size=kept.size, update=kept.update, sent=order.mask
-        )
+        return Reply(size=kept.size, update=kept.update, sent=order.mask)
 
     @torch.no_grad()
     def _evaluate(self, order: Order) -> Reply:
@@ -310,9 +308,7 @@ class Client:
             score = float(metric(outputs, targets)) * len(rows)
         size = max(1, len(rows))
         metrics = {"loss": loss / size, task.metric.name: score / size}
-        return Reply(
-            "evaluate", order.round, order.attempt, order.client, size=len(rows), metrics=metrics, part=order.part
-        )
+        return Reply(size=len(rows), metrics=metrics)
 
 
 def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:
@@ -360,18 +356,3 @@ def reason(error: BaseException) -> str:
 
 
 _LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, np, rng))
-
-
-def keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
-    """Zero what is not sent."""
-    for layer, keep in zip(layers.layers, mask.tolist(), strict=True):
-        if not keep:
-            update[layer.start : layer.stop].zero_()
-
-
-def _keep_units(update: Tensor, units: Tensor, layers: Layers) -> None:
-    """Zero the units that are not sent."""
-    for layer in layers.layers:
-        for entry in layer.entries:
-            rows = update[entry.start : entry.stop].view(entry.units, -1)
-            rows.masked_fill_(~units[entry.first_unit : entry.first_unit + entry.units, None], 0)

@@ -39,7 +39,8 @@ from fedstrata.runs.files import TEMPORARY, WHILE_WRITING, Folder, locked, sync_
 
 if TYPE_CHECKING:
     from fedstrata.core.layers import Layers
-    from fedstrata.core.rounds import RoundRecord, ServerState
+    from fedstrata.core.record import RoundRecord
+    from fedstrata.core.state import ServerState
 
 FORMAT = 2
 """Version of the run directory's format."""
@@ -327,7 +328,7 @@ class RunDirectory:
 
     def latest(self, layers: Layers | None = None) -> ServerState:
         """The state after the last checkpoint, checked, if they are given, against the model's layers."""
-        from fedstrata.core.rounds import ServerState
+        from fedstrata.core.state import ServerState
 
         last = self.last_checkpoint()
         parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}

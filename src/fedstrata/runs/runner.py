@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedstrata.clients.evaluation import Figures, Unmeasured
+    from fedstrata.core.fit import Engine
     from fedstrata.core.layers import Layers
-    from fedstrata.core.rounds import Engine, RoundRecord
+    from fedstrata.core.messages import Status
+    from fedstrata.core.record import RoundRecord
     from fedstrata.recipes.experiment import Experiment
     from fedstrata.tasks.task import Task
 
@@ -114,7 +116,7 @@ class Run:
         Going on with another torch, NumPy or CPU is said and recorded; if `strict`, it is refused.
         """
         from fedstrata.clients.evaluation import evaluate
-        from fedstrata.core.rounds import fit
+        from fedstrata.core.fit import fit
         from fedstrata.engines import open_engine
 
         directory = self.directory
@@ -395,12 +397,12 @@ def _line(
         "round": record.round,
         "attempt": record.attempt,
         "clients": len(record.clients),
-        "replies": sum(status.startswith("ok") for status in record.status),
-        "lost": [{"client": client, "why": why} for client, why in record.lost],
-        "earlier": [{"attempt": attempt, "client": client, "why": why} for attempt, client, why in record.earlier],
+        "replies": record.replies,
+        "lost": [_told(client, why) for client, why in record.lost],
+        "earlier": [{"attempt": attempt, **_told(client, why)} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in figures.items()},
-        "unmeasured": [{"client": client, "why": why} for client, why in unmeasured],
+        "unmeasured": [_told(client, why) for client, why in unmeasured],
         "bytes": {
             "up": ledger.up.tolist(),
             "down": ledger.down.tolist(),
@@ -414,6 +416,10 @@ def _line(
         "upload_total": upload_total,
         "seconds": round(seconds, 4),
     }
+
+
+def _told(client: int, why: Status) -> dict[str, Any]:
+    return {"client": client, "kind": why.kind, "reason": why.reason, "why": str(why)}
 
 
 def _finite(value: float) -> float | None:

@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.core.errors import RecipeError, UserError
-from fedstrata.core.rounds import settle
+from fedstrata.core.round import check_cohort
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.formatting import figure
 from fedstrata.recipes.experiment import Experiment, build_experiment
@@ -60,14 +60,14 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _with_remote_data(experiment: Experiment, engine: FlowerEngine) -> Experiment:
-    """The server's task, with the clients' data where it is, and the algorithm settled for these clients."""
+    """The server's task, with the clients' data where it is, once the algorithm is known to suit these clients."""
     held_out = RemoteData(engine.held_out_sizes) if engine.held_out_sizes.any() else None
     notes = dict(experiment.task.notes)
     if not np.array_equal(engine.sizes, experiment.task.sizes()):
         notes.pop("table", None)  # the recipe's partition, which is not what these nodes have
     task = replace(experiment.task, clients=RemoteData(engine.sizes), held_out=held_out, notes=notes)
-    cohort = experiment.recipe.training.cohort_size(int((engine.sizes > 0).sum()))
-    return replace(experiment, task=task, algorithm=settle(experiment.recipe.build_algorithm(), cohort))
+    check_cohort(experiment.algorithm, experiment.recipe.training.cohort_size(int((engine.sizes > 0).sum())))
+    return replace(experiment, task=task)
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:
