@@ -29,7 +29,7 @@ from fedstrata.core.determinism import steady
 from fedstrata.core.messages import Order, Reply, is_finite
 from fedstrata.core.rounds import aggregate, fit
 from fedstrata.engines import open_engine
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Task
@@ -57,11 +57,11 @@ def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
     recipe = {**WORKLOADS["flute-lr"].recipe}
     partition = {"name": "benchmarks.growth:draws", "clients": clients, "samples": 60}
     settings = {"training.rounds": ROUNDS, "training.clients_per_round": cohort, "task.partition": partition}
-    prepared = prepare(load(recipe, settings=settings), data=data)
+    experiment = build_experiment(load(recipe, settings=settings), data=data)
     loaded = time.perf_counter() - start
     seconds = []
-    with open_engine(prepared) as engine:
-        run = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
+    with open_engine(experiment) as engine:
+        run = fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)
         for _ in range(ROUNDS):
             start = time.perf_counter()
             next(run)
@@ -75,9 +75,9 @@ def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
 class Ready:
     """An engine whose clients have already answered: what is left is the server's work."""
 
-    def __init__(self, prepared: Prepared, updates: Sequence[Tensor]) -> None:
-        self.sizes = prepared.task.sizes()
-        self._updates, self._layers = updates, len(prepared.layers)
+    def __init__(self, experiment: Experiment, updates: Sequence[Tensor]) -> None:
+        self.sizes = experiment.task.sizes()
+        self._updates, self._layers = updates, len(experiment.layers)
 
     def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Every reply at once."""
@@ -99,12 +99,12 @@ def server(parameters: int) -> dict[str, Any]:
     updates: list[Tensor] = []
     for algorithm in ("fedavg", "fedlayerwise"):
         recipe = {"training": {"rounds": ROUNDS}, "record": {"layers": False}}
-        prepared = prepare(load(recipe, algorithm=algorithm), task)
-        updates = updates or [torch.randn(prepared.layers.numel) * 0.01 for _ in range(COHORT)]
-        run = fit(prepared.first_state(), prepared.algorithm, Ready(prepared, updates), prepared.plan)
+        experiment = build_experiment(load(recipe, algorithm=algorithm), task)
+        updates = updates or [torch.randn(experiment.layers.numel) * 0.01 for _ in range(COHORT)]
+        run = fit(experiment.first_state(), experiment.algorithm, Ready(experiment, updates), experiment.plan)
         found[algorithm] = [next(run)[1].seconds for _ in range(ROUNDS)]
     numbers, peak = updates[0].numel(), peak_mb()
-    parts = steps(prepared, updates)
+    parts = steps(experiment, updates)
     updates.clear()
     moved = (COHORT + 2) * numbers * 4  # every update and the model are read once, the new model is written
     floor = moved / (measure.copy_gbs() * 1e9)
@@ -119,9 +119,9 @@ def server(parameters: int) -> dict[str, Any]:
     }
 
 
-def steps(prepared: Prepared, updates: Sequence[Tensor]) -> dict[str, float]:
+def steps(experiment: Experiment, updates: Sequence[Tensor]) -> dict[str, float]:
     """The best seconds of the server's steps, and of reading every update once (their sums, on all cores)."""
-    layers = prepared.layers
+    layers = experiment.layers
     cohort = Cohort(
         round=1,
         clients=torch.arange(COHORT),
@@ -129,7 +129,7 @@ def steps(prepared: Prepared, updates: Sequence[Tensor]) -> dict[str, float]:
         layers=layers,
         updates=tuple(updates),
         sent=torch.ones(COHORT, len(layers), dtype=torch.bool),
-        model=prepared.initial,
+        model=experiment.initial,
     )
     weights = torch.ones(COHORT, len(layers), dtype=torch.float64)
     found = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.workloads import WARM_UP, WORKLOADS
 from fedstrata.core.rounds import fit
 from fedstrata.engines import open_engine
-from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 
 RECORDED = "fedavg, layers recorded"
@@ -38,10 +38,10 @@ def main() -> None:
         runs = {}
         for name in names:
             settings = {"training.rounds": options.rounds, "record.layers": name == RECORDED}
-            experiment = load(WORKLOADS[options.workload].recipe, algorithm=name.split(",")[0], settings=settings)
-            prepared = prepare(experiment, data=options.data)
-            engine = stack.enter_context(open_engine(prepared))
-            runs[name] = fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)
+            recipe = load(WORKLOADS[options.workload].recipe, algorithm=name.split(",")[0], settings=settings)
+            experiment = build_experiment(recipe, data=options.data)
+            engine = stack.enter_context(open_engine(experiment))
+            runs[name] = fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)
         for number in range(options.rounds):
             for name in names if number % 2 else names[::-1]:
                 start = time.perf_counter()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.clients.setup import build_model
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 
 WARM_UP = 2
@@ -124,45 +124,45 @@ QUICK = ("logreg-250", "mlp-100", "cnn-10")
 class Work:
     """A workload with its data loaded: what a peer needs to do the same as fedstrata."""
 
-    prepared: Prepared
+    experiment: Experiment
 
     @classmethod
     def load(cls, name: str, rounds: int, data: str | None = None, settings: tuple[str, ...] = ()) -> Work:
         """Read the data and cut it into clients."""
         recipe = {**WORKLOADS[name].recipe, "name": name}
         recipe["training"] = {**recipe["training"], "rounds": rounds}
-        return cls(prepare(load(recipe, settings=settings), data=Path(data) if data else None))
+        return cls(build_experiment(load(recipe, settings=settings), data=Path(data) if data else None))
 
     @property
     def training(self) -> Any:
         """Epochs, batch size, learning rate, momentum, …"""
-        return self.prepared.experiment.training
+        return self.experiment.recipe.training
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """Every client's number of samples."""
-        return self.prepared.task.sizes()
+        return self.experiment.task.sizes()
 
     @cached_property
     def cohorts(self) -> list[list[int]]:
         """The clients of each round, as fedstrata draws them."""
-        training, seed = self.training, self.prepared.experiment.seed
+        training, seed = self.training, self.experiment.recipe.seed
         return [training.sample(self.sizes, seed, t + 1, 0).tolist() for t in range(training.rounds)]
 
     def model(self) -> nn.Module:
         """A model with the initial weights."""
-        return build_model(self.prepared.task, self.prepared.experiment.seed)
+        return build_model(self.experiment.task, self.experiment.recipe.seed)
 
     def client(self, index: int) -> tuple[Tensor, Tensor]:
         """A client's inputs and targets."""
-        shard = self.prepared.task.clients[index]
+        shard = self.experiment.task.clients[index]
         rows = torch.from_numpy(shard.rows)
         return shard.inputs[rows], shard.targets[rows]
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
         """On the test set. BatchNorm uses each batch's statistics: not every peer averages the running ones."""
-        test = self.prepared.task.evaluation["test"]
+        test = self.experiment.task.evaluation["test"]
         model.eval()
         for module in model.modules():
             module.train(isinstance(module, nn.BatchNorm2d))

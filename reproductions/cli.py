@@ -332,7 +332,7 @@ def _run(
         run.job.path: lender
         for run in unfinished
         if not (run.job.path / "run.json").exists()
-        for lender, _ in others.find(run.job.experiment, [run.seed]).values()
+        for lender, _ in others.find(run.job.recipe, [run.seed]).values()
     }
     if taken:
         console.print(f"{len(taken)} runs are stored by {', '.join(sorted(set(taken.values())))}", soft_wrap=True)

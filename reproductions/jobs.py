@@ -51,9 +51,9 @@ def is_finished(run: StudyRun) -> bool:
     if not (path / "run.json").exists():
         return False
     found = Run(path)
-    if recipe_hash(found.experiment) != recipe_hash(run.job.experiment):
+    if recipe_hash(found.recipe) != recipe_hash(run.job.recipe):
         raise UserError(f"{path} was run with another recipe; choose other --runs, or remove it")
-    if is_outdated(found.experiment, found.directory.arithmetic):
+    if is_outdated(found.recipe, found.directory.arithmetic):
         raise UserError(f"{path} was run with an older arithmetic; choose other --runs, or remove it")
     return found.finished()
 
@@ -123,8 +123,8 @@ def _work(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> N
 
 def _tell(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> None:
     """Run it, and say how it goes."""
-    engine = run.job.experiment.engine.model_copy(update={"workers": workers})
-    job = replace(run.job, experiment=run.job.experiment.model_copy(update={"engine": engine}))
+    engine = run.job.recipe.engine.model_copy(update={"workers": workers})
+    job = replace(run.job, recipe=run.job.recipe.model_copy(update={"engine": engine}))
     try:
         for line in run_cell(job, data):
             pipe.send(("round", {key: line[key] for key in ("round", "metrics", "seconds", "upload_total")}))

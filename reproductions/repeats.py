@@ -56,7 +56,7 @@ class Repeats:
         return TextTable("stored, and run again", ["run", "measure", "stored", "again"], rows)
 
     def _rows(self, run: StudyRun) -> list[list[str]]:
-        rounds, difference = run.job.experiment.training.rounds, self.first_difference(run)
+        rounds, difference = run.job.recipe.training.rounds, self.first_difference(run)
         rows = []
         for name, what in self.stored.study.measures.items():
             values = (

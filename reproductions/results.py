@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import RunDirectoryError, UserError
-from fedstrata.recipes.schema import Experiment
+from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import versions
 from fedstrata.runs.files import WHILE_WRITING, Folder, locked, write_whole
 from fedstrata.runs.runner import Run
@@ -95,7 +95,7 @@ def _gradient_divergence(run: Run, round: int) -> float:
     share = figures["sizes"] / figures["sizes"].sum()
     mean = float((share * norms * cosines).sum())
     squared = mean**2 + norms**2 - 2 * mean * norms * cosines
-    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.experiment.training.learning_rate(round))
+    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.recipe.training.learning_rate(round))
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def _store(study: Study, cell: str, runs: list[StudyRun], path: Path, failed: Ma
     stored = _read(path) if path.exists() else {}
     arms = {arm: entry for arm, entry in stored.items() if arm not in study.arms}  # renamed, perhaps: not ours to drop
     for arm in study.arms:
-        experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
+        recipe = study.recipe_of(next(c for c in study.cells if c.name == cell), arm, 0)
         old = stored.get(arm, {})
-        found = _current(old, experiment) if old and belongs(old, experiment) else {}
+        found = _current(old, recipe) if old and belongs(old, recipe) else {}
         for one in runs:
             if (one.cell, one.arm) != (cell, arm) or not (one.job.path / "run.json").exists():
                 continue
@@ -124,7 +124,7 @@ def _store(study: Study, cell: str, runs: list[StudyRun], path: Path, failed: Ma
                 found[str(one.seed)] = _describe(run, study, failed.get(one.job.path))
         if found:
             ordered = dict(sorted(found.items(), key=lambda item: int(item[0])))
-            arms[arm] = {"recipe": recipe_hash(experiment), "settings": experiment.essence(), "runs": ordered}
+            arms[arm] = {"recipe": recipe_hash(recipe), "settings": recipe.essence(), "runs": ordered}
     if arms:
         write_whole(path, _as_text({"format": FORMAT, "study": study.name, "cell": cell, "arms": arms}).encode())
     return path
@@ -137,7 +137,7 @@ def refuse_contradictions(study: Study, runs: list[StudyRun], folder: Path) -> N
         stored = _read(path) if path.exists() else {}
         for one in runs:
             known = stored.get(one.arm, {}).get("runs", {}).get(str(one.seed))
-            if one.cell != cell.name or known is None or not belongs(stored[one.arm], one.job.experiment):
+            if one.cell != cell.name or known is None or not belongs(stored[one.arm], one.job.recipe):
                 continue
             run = Run(one.job.path)
             if known.get("arithmetic", 1) < run.directory.arithmetic:
@@ -149,7 +149,7 @@ def refuse_contradictions(study: Study, runs: list[StudyRun], folder: Path) -> N
                 )
 
 
-def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
+def belongs(entry: Mapping[str, Any], recipe: Recipe) -> bool:
     """Whether an arm's stored runs are of this recipe, with defaults that were the same where there were any."""
 
     def differs(then: Any, now: Any) -> bool:
@@ -157,14 +157,14 @@ def belongs(entry: Mapping[str, Any], experiment: Experiment) -> bool:
             return any(differs(then[key], now[key]) for key in then.keys() & now.keys())
         return bool(then != now)
 
-    same = entry["recipe"] == recipe_hash(experiment)
-    return same and not differs(entry["settings"], experiment.essence())
+    same = entry["recipe"] == recipe_hash(recipe)
+    return same and not differs(entry["settings"], recipe.essence())
 
 
-def _current(entry: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _current(entry: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """An arm's stored runs, without those that are out of date."""
     runs = entry["runs"].items()
-    return {seed: one for seed, one in runs if not is_outdated(experiment, one.get("arithmetic", 1))}
+    return {seed: one for seed, one in runs if not is_outdated(recipe, one.get("arithmetic", 1))}
 
 
 @dataclass(frozen=True)
@@ -188,14 +188,14 @@ class Elsewhere:
             }
         )
 
-    def find(self, experiment: Experiment, seeds: Iterable[int]) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    def find(self, recipe: Recipe, seeds: Iterable[int]) -> dict[int, tuple[str, Mapping[str, Any]]]:
         """Which study has this run, and the run, seed by seed."""
-        digest = recipe_hash(experiment)
+        digest = recipe_hash(recipe)
         known = {seed: self.runs[digest, seed] for seed in seeds if (digest, seed) in self.runs}
         return {
             seed: (study, entry["runs"][str(seed)])
             for seed, (study, entry) in known.items()
-            if belongs(entry, experiment) and str(seed) in _current(entry, experiment)
+            if belongs(entry, recipe) and str(seed) in _current(entry, recipe)
         }
 
 
@@ -280,23 +280,23 @@ class Results:
             twins = study.twins(cell)
             notes += [f"{cell.name}, {arm}: the same runs as {other}" for arm, other in twins.items() if other in arms]
             for arm in study.arms:
-                experiment, known = study.experiment(cell, arm, 0), arms.get(twins.get(arm, arm))
+                recipe, known = study.recipe_of(cell, arm, 0), arms.get(twins.get(arm, arm))
                 found: dict[str, Any] = {}
-                if known is not None and belongs(known, experiment):
-                    found = _current(known, experiment)
+                if known is not None and belongs(known, recipe):
+                    found = _current(known, recipe)
                     older = len(known["runs"]) - len(found)
                     if older:
                         notes.append(f"{cell.name}, {arm}: {older} stored with an older arithmetic, left out")
                 elif known is not None:
                     notes.append(f"{cell.name}, {arm}: stored under another recipe, left out")
-                lent = others.find(experiment, (seed for seed in range(study.seeds) if str(seed) not in found))
+                lent = others.find(recipe, (seed for seed in range(study.seeds) if str(seed) not in found))
                 found = found | {str(seed): run for seed, (_, run) in lent.items()}
                 lenders = sorted({lender for lender, _ in lent.values()})
                 notes += [f"{cell.name}, {arm}: runs of {lender}, which are the same" for lender in lenders]
                 for seed, one in found.items():
                     runs[cell.name].setdefault(arm, {})[int(seed)] = _numbers(one["series"])
                     made[cell.name, arm, int(seed)] = one["made"]
-                    sources.add(f"{experiment.task.dataset}: {one['data']}")
+                    sources.add(f"{recipe.task.dataset}: {one['data']}")
                     if "failed" in one:
                         failed.add((cell.name, arm, int(seed)))
                         reason = f"stopped, {one['failed']}; what it had not reached, it missed"
@@ -313,7 +313,7 @@ class Results:
         """A measure of an arm, seed by seed."""
         what = self.study.measures[name]
         cell_of = next(c for c in self.study.cells if c.name == cell)
-        target = self.study.experiment(cell_of, arm, 0).evaluation.target
+        target = self.study.recipe_of(cell_of, arm, 0).evaluation.target
         return [
             measure(
                 what,

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedstrata.core.checks import require
 from fedstrata.core.errors import RecipeError
 from fedstrata.recipes.catalog import Library
-from fedstrata.recipes.schema import Experiment, check_accuracy_target, explain, load
+from fedstrata.recipes.schema import Recipe, check_accuracy_target, explain, load
 from fedstrata.runs.compare import Cell
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -265,19 +265,19 @@ class Study(BaseModel):
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Study:
-        """Check a table and freeze it; every cell's experiment is checked as well."""
+        """Check a table and freeze it; every cell's recipe is checked as well."""
         try:
             study = cls.model_validate(dict(table))
         except ValidationError as error:
             raise explain(error, cls) from None
         for cell in study.cells:
             for arm in study.arms:
-                study._check_measures(study.experiment(cell, arm, 0))
+                study._check_measures(study.recipe_of(cell, arm, 0))
         return study
 
-    def _check_measures(self, experiment: Experiment) -> None:
+    def _check_measures(self, recipe: Recipe) -> None:
         """What a run will not record is known before it runs."""
-        rounds, evaluation = experiment.training.rounds, experiment.evaluation
+        rounds, evaluation = recipe.training.rounds, recipe.evaluation
         evaluated = [f"{place}.{what}" for place in evaluation.on for what in ("loss", "accuracy", "error")]
         for name, what in self.measures.items():
             field = f"measures.{name}"
@@ -287,13 +287,13 @@ class Study(BaseModel):
                 check_accuracy_target(what.target, f"{field}.target")
             if what.kind in ("rounds_to", "upload_to") and what.target is None and evaluation.target is None:
                 raise RecipeError(f"{field}.target", None, f"{what.kind} needs one, and the recipe has none")
-            own_metric, of_figures = experiment.task.function is not None, ("angle", "gradient_divergence")
+            own_metric, of_figures = recipe.task.function is not None, ("angle", "gradient_divergence")
             for series in () if own_metric or what.kind == "upload" else what.names:
                 if series not in evaluated and series.partition(".")[0] not in of_figures:
                     problem = f"is not recorded; evaluation.on = {evaluation.on} gives {', '.join(evaluated)}"
                     raise RecipeError(f"{field}.series", series, problem)
 
-    def experiment(self, cell: StudyCell, arm: str, seed: int) -> Experiment:
+    def recipe_of(self, cell: StudyCell, arm: str, seed: int) -> Recipe:
         """What one run does."""
         chosen = self.arms[arm]
         settings = {
@@ -310,7 +310,7 @@ class Study(BaseModel):
     def twins(self, cell: StudyCell) -> dict[str, str]:
         """Arms that are the same run as one before them in this cell, and that one: it is enough to run it."""
         first: dict[str, str] = {}
-        digests = {arm: recipe_hash(self.experiment(cell, arm, 0)) for arm in self.arms}
+        digests = {arm: recipe_hash(self.recipe_of(cell, arm, 0)) for arm in self.arms}
         same = {arm: first.setdefault(digest, arm) for arm, digest in digests.items()}
         return {arm: other for arm, other in same.items() if arm != other}
 
@@ -352,7 +352,7 @@ class Study(BaseModel):
 
     def rounds(self, cell: StudyCell) -> int:
         """How many rounds a run of a cell has."""
-        return self.experiment(cell, next(iter(self.arms)), 0).training.rounds
+        return self.recipe_of(cell, next(iter(self.arms)), 0).training.rounds
 
     def seconds(self, cores: int) -> float:
         """About how long the whole study takes, at most (a run may stop at its target)."""
@@ -370,7 +370,7 @@ class Study(BaseModel):
 
     def stops_early(self) -> bool:
         """Whether runs end when they reach the target."""
-        return any(self.experiment(cell, arm, 0).evaluation.stop_at_target for cell in self.cells for arm in self.arms)
+        return any(self.recipe_of(cell, arm, 0).evaluation.stop_at_target for cell in self.cells for arm in self.arms)
 
 
 @dataclass(frozen=True)
@@ -399,7 +399,7 @@ def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
         StudyRun(
             cell.name,
             arm,
-            Cell(arm, seed, study.experiment(cell, arm, seed), out / cell.name / arm / f"seed-{seed}"),
+            Cell(arm, seed, study.recipe_of(cell, arm, seed), out / cell.name / arm / f"seed-{seed}"),
         )
         for seed in seeds
         for cell in study.cells
@@ -408,9 +408,9 @@ def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
     ]
 
 
-def recipe_hash(experiment: Experiment) -> str:
+def recipe_hash(recipe: Recipe) -> str:
     """What a stored result belongs to: a digest of the settings that are no defaults, so that new ones may be added."""
-    text = json.dumps(experiment.essence(defaults=False), sort_keys=True, ensure_ascii=True)
+    text = json.dumps(recipe.essence(defaults=False), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -21,7 +21,7 @@ class Watch:
 
     def __init__(self, console: Console, study: Study, runs: list[StudyRun], left: list[StudyRun]) -> None:
         self._console, self._stops = console, study.stops_early()
-        self._rounds = {run.job.path: run.job.experiment.training.rounds for run in runs}
+        self._rounds = {run.job.path: run.job.recipe.training.rounds for run in runs}
         self._at = {run.job.path: rounds_done(run) for run in left}
         self._finished, self._all = len(runs) - len(left), len(runs)
         costs = {cell.name: cell.seconds_per_round or study.seconds_per_round for cell in study.cells}

@@ -13,16 +13,16 @@ def main() -> None:
     """Run the workload."""
     options = arguments()
     work = Work.load(options.workload, options.rounds, options.data, tuple(options.set))
-    prepared = work.prepared
-    state = prepared.first_state()
-    with open_engine(prepared) as engine:
-        rounds = fit(state, prepared.algorithm, engine, prepared.plan)
+    experiment = work.experiment
+    state = experiment.first_state()
+    with open_engine(experiment) as engine:
+        rounds = fit(state, experiment.algorithm, engine, experiment.plan)
         for number in range(1, options.rounds + 1):
             start = time.perf_counter()
             state, _ = next(rounds)
             report(round=number, seconds=time.perf_counter() - start)
     model = work.model()
-    model.load_state_dict(prepared.layers.views(state.model), strict=False)
+    model.load_state_dict(experiment.layers.views(state.model), strict=False)
     finish(work, model, options)
 
 

@@ -41,7 +41,7 @@ def write_all(results: Results, folder: Path, runs: Path, every_layer: bool = Fa
             run = _recorded(runs / cell.name / arm) if stem else None
             if stem and run:
                 where = f"{study.name} ({study.paper}, {study.shows}), {cell.title}"
-                title = f"{arm}: every layer over rounds and clients\n{where}: seed {run.experiment.seed}"
+                title = f"{arm}: every layer over rounds and clients\n{where}: seed {run.recipe.seed}"
                 written.append(_write(draw_layers(layer_maps(run, title)), folder / study.name / stem))
     return written
 

@@ -248,7 +248,7 @@ def _references(study: Study, cell: StudyCell, name: str, against: str) -> Itera
                 yield Reference(f"paper, {arm}: {factor * value:.4g}{unit}", factor * value, arm=arm)
         if what.kind not in ("rounds_to", "upload_to"):
             continue
-        target = what.target or study.experiment(cell, next(iter(study.arms)), 0).evaluation.target
+        target = what.target or study.recipe_of(cell, next(iter(study.arms)), 0).evaluation.target
         if target is not None and target not in targets:
             targets.add(target)
             yield Reference(f"target: {factor * target:g}{unit}", factor * target)

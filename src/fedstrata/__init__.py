@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedstrata.core.rounds import Plan as Plan
     from fedstrata.core.rounds import fit as fit
     from fedstrata.core.rounds import initial_state as initial_state
-    from fedstrata.recipes.schema import Experiment as Experiment
+    from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
     from fedstrata.runs.runner import Run as Run
     from fedstrata.runs.runner import resume as resume
@@ -50,7 +50,7 @@ _HOMES = {
         "neuron_pruning",
         "random_layers",
     ),
-    "recipes.schema": ("Experiment", "load"),
+    "recipes.schema": ("Recipe", "load"),
     "core.layers": ("Layers",),
     "core.rounds": ("Plan", "fit", "initial_state"),
     "runs.runner": ("Run", "resume", "run"),

@@ -15,7 +15,7 @@ import fedstrata
 from fedstrata.algorithms import AXES, NAMED
 from fedstrata.formatting import duration, figure, size
 from fedstrata.recipes.catalog import RECIPES
-from fedstrata.recipes.schema import Experiment
+from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
@@ -103,7 +103,7 @@ def test_every_setting_is_listed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("COLUMNS", "300")
     text = cli("list", "settings").out
     for table in ("training", "evaluation", "engine", "record", "layers", "task"):
-        for key in Experiment.model_fields[table].annotation.model_fields:
+        for key in Recipe.model_fields[table].annotation.model_fields:
             assert f"{table}.{key}" in text
 
 
@@ -173,11 +173,11 @@ def test_show_a_run_without_figures(cli: Any, recipe: Any, tmp_path: Path) -> No
 
 
 def test_show_unfinished_and_empty_runs(cli: Any, tiny: Any, tmp_path: Path) -> None:
-    run, prepared = Run.create(fedstrata.load(tiny()), tmp_path / "run")
+    run, experiment = Run.create(fedstrata.load(tiny()), tmp_path / "run")
     answer = cli("show", run.path)
     assert answer.code == 0
     assert "no round is done yet" in answer.out
-    lines = run.rounds(prepared)
+    lines = run.rounds(experiment)
     next(lines)
     lines.close()
     answer = cli("show", run.path)
@@ -245,7 +245,7 @@ def test_partition(cli: Any, recipe: Any) -> None:
 
 def test_run_then_extend(cli: Any, recipe: Any, tmp_path: Path) -> None:
     assert cli("run", recipe(), "--seed", "7", "--out", tmp_path / "run").code == 0
-    assert Run(tmp_path / "run").experiment.seed == 7
+    assert Run(tmp_path / "run").recipe.seed == 7
     answer = cli("run", "--resume", tmp_path / "run", "--set", "training.rounds=4")
     assert answer.code == 0, answer.err
     assert "round 4/4" in answer.out

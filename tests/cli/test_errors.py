@@ -329,8 +329,8 @@ def test_folders_one_may_not_write_to(cli: Any, recipe: Any, tmp_path: Path, mon
 @pytest.fixture
 def run(tiny: Any, tmp_path: Path) -> Run:
     """A run that has one round left to go."""
-    run, prepared = Run.create(fedstrata.load(tiny()), tmp_path / "run")
-    lines = run.rounds(prepared)
+    run, experiment = Run.create(fedstrata.load(tiny()), tmp_path / "run")
+    lines = run.rounds(experiment)
     next(lines)
     next(lines)
     lines.close()

@@ -35,8 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     runs = place / "runs"
     fedstrata.run(TINY, algorithm="fedlap", settings={"training.epochs": 2}, out=runs / "whole")
-    unfinished, prepared = fedstrata.Run.create(fedstrata.load(TINY, algorithm="fedlayerwise"), runs / "unfinished")
-    next(unfinished.rounds(prepared))
+    unfinished, experiment = fedstrata.Run.create(fedstrata.load(TINY, algorithm="fedlayerwise"), runs / "unfinished")
+    next(unfinished.rounds(experiment))
     for cell in plan(TINY, ["fedavg", "fedldf:n=2"], [0, 1], out=runs / "compared").cells:
         list(run_cell(cell))
     return place
@@ -101,8 +101,8 @@ print(json.dumps([run.summary(), run.history(), angles, run.curve(), run.finishe
 def test_recipes_and_algorithms_are_made_without_torch(place: Path) -> None:
     code = """
 import fedstrata
-experiment = fedstrata.load("quickstart", algorithm="fedldf:n=4", settings={"layers.grouping": "tensor"})
-print(experiment.build_algorithm() == fedstrata.fedldf(n=4), experiment.grouping())
+recipe = fedstrata.load("quickstart", algorithm="fedldf:n=4", settings={"layers.grouping": "tensor"})
+print(recipe.build_algorithm() == fedstrata.fedldf(n=4), recipe.grouping())
 """
     assert in_a_fresh_process(code, place) == ("True tensor\n", [])
 

@@ -19,7 +19,7 @@ from fedstrata.clients.evaluation import PART, evaluate
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import FedstrataError, RecipeError
 from fedstrata.engines import open_engine
-from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.partitions import Partition
@@ -46,7 +46,7 @@ def task_of(blobs: Any, **changes: Any) -> Task:
 
 def measure(task: Task, on: list[str], workers: int = 1, batch: int = 1000, **options: Any) -> Any:
     table = {"engine": {"workers": workers}, "evaluation": {"on": ["test"], "batch_size": batch}}
-    setup = prepare(load(table), task)
+    setup = build_experiment(load(table), task)
     with open_engine(setup) as engine:
         return evaluate(engine, task, setup.first_state().model, on, 1, 0, **options)[0], setup.build()
 
@@ -155,7 +155,7 @@ class Spoiled:
 
 def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
     task = task_of(blobs, held_out=[blobs(3, 1), blobs(4, 2), blobs(5, 3), blobs(6, 4)])
-    setup = prepare(load({"evaluation": {"on": ["clients"]}}), task)
+    setup = build_experiment(load({"evaluation": {"on": ["clients"]}}), task)
     model = setup.first_state().model
     with open_engine(setup) as engine:
         true = evaluate(engine, task, model, ["clients"], 1, 0)[0]["clients"]
@@ -207,7 +207,7 @@ def test_a_sample_of_clients_that_all_fail_ends_nothing(blobs: Any) -> None:
             raise OSError("the disk is gone")
 
     task = task_of(blobs, held_out=[Unreadable(), *(blobs(3, k) for k in range(1, 4))])
-    setup = prepare(load({"evaluation": {"on": ["clients"]}}), task)
+    setup = build_experiment(load({"evaluation": {"on": ["clients"]}}), task)
     model = setup.first_state().model
     with open_engine(setup) as engine:
         found = [evaluate(engine, task, model, ["clients"], round, 0, clients=1) for round in range(1, 30)]
@@ -268,7 +268,7 @@ def test_validation_and_training_sets_of_a_recipe(tiny: Any, tmp_path: Path) -> 
     metrics = run.history()[0]["metrics"]
     assert {name: metrics[name]["samples"] for name in metrics} == {"validation": 100, "train": 48, "test": 2000}
     assert run.curve() == [(1, metrics["validation"]["accuracy"])]  # the first one decides
-    task = prepare(run.experiment).task
+    task = build_experiment(run.recipe).task
     used = set(np.concatenate([task.clients[k].rows for k in range(4)]).tolist())
     assert used.isdisjoint(task.evaluation["validation"].rows.tolist())
     assert used == set(task.evaluation["train"].rows.tolist())
@@ -276,9 +276,9 @@ def test_validation_and_training_sets_of_a_recipe(tiny: Any, tmp_path: Path) -> 
 
 def test_held_out_and_training_parts_are_disjoint_and_always_the_same(tiny: Any) -> None:
     settings = {"evaluation.on": ["clients"], "evaluation.held_out": 0.25, "task.partition.samples": 10}
-    task, again = (prepare(load(tiny(settings))).task for _ in range(2))
-    other = prepare(load(tiny(settings | {"seed": 1}))).task
-    whole = prepare(load(tiny(settings | {"evaluation.on": ["test"]}))).task
+    task, again = (build_experiment(load(tiny(settings))).task for _ in range(2))
+    other = build_experiment(load(tiny(settings | {"seed": 1}))).task
+    whole = build_experiment(load(tiny(settings | {"evaluation.on": ["test"]}))).task
     for k in range(4):
         train, held_out = task.clients[k].rows, task.held_out[k].rows
         assert len(held_out) == 2  # 2.5, rounded to even
@@ -307,9 +307,9 @@ def test_either_side_has_a_sample_where_there_are_two(size: int, share: float) -
 
 def test_sets_a_task_does_not_have(blobs: Any) -> None:
     with pytest.raises(RecipeError, match=r"evaluation.on = \['clients'\]: task 'custom' has no held-out data"):
-        prepare(load({"evaluation": {"on": ["clients"]}}), task_of(blobs, held_out=None))
+        build_experiment(load({"evaluation": {"on": ["clients"]}}), task_of(blobs, held_out=None))
     with pytest.raises(RecipeError, match="'train' is none of the task's sets: test, validation, clients"):
-        prepare(load({"evaluation": {"on": ["train"]}}), task_of(blobs))
+        build_experiment(load({"evaluation": {"on": ["train"]}}), task_of(blobs))
 
 
 # --- how many samples a model is shown at a time ---------------------------------------------------------------------
@@ -344,7 +344,7 @@ def images(count: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 def shown_to(task: Task, **evaluation: Any) -> tuple[list[int], list[dict[str, float]], Shown]:
     """How many samples the model was shown, call by call, with all orders of an evaluation, and what it came to."""
-    setup = prepare(load({"evaluation": evaluation}), task)
+    setup = build_experiment(load({"evaluation": evaluation}), task)
     client, seen = Client(setup.setup), []
     SHOWN.clear()
 

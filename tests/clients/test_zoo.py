@@ -178,8 +178,8 @@ def two_workers(animal: Animal, out: Path) -> None:
 
 def resumed(animal: Animal, out: Path) -> None:
     """Stopped after the first round."""
-    run, prepared = Run.create(load(recipe(animal)), out)
-    rounds = run.rounds(prepared)
+    run, experiment = Run.create(load(recipe(animal)), out)
+    rounds = run.rounds(experiment)
     next(rounds)
     rounds.close()
     assert len(Run(out).history()) == 1

@@ -24,7 +24,7 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedstrata.deployment import credentials
-from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks import datasets
 from tests.conftest import process_environment
@@ -54,7 +54,7 @@ def test_each_machine_has_a_folder_with_what_it_needs_and_no_more(made: Path) ->
         assert "SUPERLINK=fed.example.org:8000\n" in (node / "node.env").read_text()
         assert (node / "recipe.toml").read_bytes() == (made / "server" / "recipe.toml").read_bytes()
         assert (node / "ca.crt").read_bytes() == (made / "server" / "certificates" / "ca.crt").read_bytes()
-    assert len(prepare(load(made / "server" / "recipe.toml")).task.clients) == 3
+    assert len(build_experiment(load(made / "server" / "recipe.toml")).task.clients) == 3
 
 
 def test_only_the_owner_reads_secrets(made: Path) -> None:
@@ -144,11 +144,11 @@ def test_local_data_of_another_shape(cli: Cli, recipe: Callable[..., Path], tmp_
     options = ("--nodes", 2, "--local-data", "--shape", "16", "--classes", "ok, broken")
     answer = cli("flower", "init", tmp_path / "made", recipe(), *options)
     assert answer.code == 0, answer.err
-    experiment = load(tmp_path / "made/server/recipe.toml")
-    assert experiment.task.inputs == "unit"
-    assert experiment.task.nodes is not None
-    assert experiment.task.nodes.class_names == ("ok", "broken")
-    assert prepare(experiment).layers.numel == 16 * 4 + 4 + 4 * 2 + 2
+    made = load(tmp_path / "made/server/recipe.toml")
+    assert made.task.inputs == "unit"
+    assert made.task.nodes is not None
+    assert made.task.nodes.class_names == ("ok", "broken")
+    assert build_experiment(made).layers.numel == 16 * 4 + 4 + 4 * 2 + 2
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedstrata.core.errors import ModelError
 from fedstrata.core.messages import Order, Reply
 from fedstrata.engines import local
 from fedstrata.engines.local import LocalEngine, available_workers
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
@@ -52,7 +52,7 @@ class Accident(Dataset):
         return torch.tensor([1.0, float(index)]), index % 2
 
 
-def prepared(blobs: Any, clients: list[Any] | None = None, **settings: Any) -> Prepared:
+def experiment(blobs: Any, clients: list[Any] | None = None, **settings: Any) -> Experiment:
     task = Task(
         model=lambda: nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 2)),
         clients=clients or [blobs(10 + k, k) for k in range(5)],
@@ -60,10 +60,10 @@ def prepared(blobs: Any, clients: list[Any] | None = None, **settings: Any) -> P
         evaluation={"test": blobs(4500, 9)},
     )
     table = {"algorithm": settings.pop("algorithm", {"name": "fedavg"}), "training": {"epochs": 2, "batch_size": 4}}
-    return prepare(load(table, settings=settings), task)
+    return build_experiment(load(table, settings=settings), task)
 
 
-def train_orders(setup: Prepared, model: torch.Tensor, round: int = 1) -> list[Order]:
+def train_orders(setup: Experiment, model: torch.Tensor, round: int = 1) -> list[Order]:
     mask = torch.ones(len(setup.layers), dtype=torch.bool)
     return [Order("train", round, 0, k, model=model, mask=mask) for k in range(len(setup.task.clients))]
 
@@ -78,13 +78,13 @@ def by_client(replies: Any) -> dict[tuple[int, int], Reply]:
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_replies_do_not_depend_on_workers(blobs: Any, workers: int) -> None:
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     state = setup.first_state()
     parts = [Order("evaluate", 1, 0, rng.SERVER, model=state.model, dataset="test", part=(p, 3)) for p in range(3)]
     own = [Order("evaluate", 1, 0, k, model=state.model) for k in range(5)]
     answers = []
     for count in (1, workers):
-        with LocalEngine(prepared(blobs).setup, count) as engine:
+        with LocalEngine(experiment(blobs).setup, count) as engine:
             assert engine.workers == count
             answers.append(
                 [by_client(engine.exchange(orders)) for orders in (train_orders(setup, state.model), parts, own)]
@@ -138,7 +138,7 @@ def test_a_worker_that_dies_twice_costs_its_client_only(blobs: Any, tmp_path: Pa
 
 def test_workers_that_never_begin_end_no_round_late(blobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which no process lives: every client fails, and nobody waits."""
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     with LocalEngine(setup.setup, 2) as engine:
         monkeypatch.setattr(local, "_work", lambda *args: os._exit(3))
         kill_all(engine)
@@ -156,7 +156,7 @@ def kill_all(engine: LocalEngine) -> None:
 
 def test_what_was_kept_outlives_its_worker(blobs: Any) -> None:
     """FedLDF's second exchange, and an evaluation, after every worker has died: as in this process alone."""
-    setup = prepared(blobs, algorithm={"name": "fedldf", "n": 2})
+    setup = experiment(blobs, algorithm={"name": "fedldf", "n": 2})
     model, mask = setup.first_state().model, torch.arange(len(setup.layers)) == 0
     asked = (
         [Order("train", 1, 0, k, model=model, answer="scores") for k in range(5)],
@@ -165,7 +165,7 @@ def test_what_was_kept_outlives_its_worker(blobs: Any) -> None:
     )
     answers: dict[int, list[Any]] = {}
     for workers in (1, 2):
-        with LocalEngine(prepared(blobs, algorithm={"name": "fedldf", "n": 2}).setup, workers) as engine:
+        with LocalEngine(experiment(blobs, algorithm={"name": "fedldf", "n": 2}).setup, workers) as engine:
             for orders in asked:
                 if workers == 2:
                     kill_all(engine)
@@ -204,7 +204,7 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
 
     monkeypatch.setattr(local, "_work", doomed)
     monkeypatch.setattr(Client, "answer", counted)
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     with LocalEngine(setup.setup, 2) as engine:
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
     assert all(reply.error is None for reply in replies.values())
@@ -241,7 +241,7 @@ def test_a_model_error_ends_the_exchange(blobs: Any, monkeypatch: pytest.MonkeyP
         raise ModelError("Sequential: 0.weight is another in a second training from the same state")
 
     monkeypatch.setattr(Client, "answer", refuse)
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     with LocalEngine(setup.setup, workers) as engine:
         processes = [worker.process for worker in engine._crew._team] if engine._crew else []
         with pytest.raises(ModelError, match=r"^Sequential: 0\.weight is another in a second training"):
@@ -254,7 +254,7 @@ def test_a_model_error_ends_the_exchange(blobs: Any, monkeypatch: pytest.MonkeyP
 
 def test_the_longest_orders_are_given_out_first(blobs: Any) -> None:
     """Samples × work: 10·5, 11·1, 12·4, 13·3 and 14·1 of clients 0 to 4, for one worker."""
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     client = Client(setup.setup)
     orders = train_orders(setup, setup.first_state().model)
     orders = [replace(order, work=work) for order, work in zip(orders, (5, 1, 4, 3, 1), strict=True)]
@@ -266,7 +266,7 @@ def test_the_longest_orders_are_given_out_first(blobs: Any) -> None:
 
 
 def test_an_update_of_another_round_is_not_sent(blobs: Any) -> None:
-    setup = prepared(blobs, algorithm={"name": "fedldf", "n": 2})
+    setup = experiment(blobs, algorithm={"name": "fedldf", "n": 2})
     state, mask = setup.first_state(), torch.ones(len(setup.layers), dtype=torch.bool)
     for workers in (1, 2):
         with LocalEngine(setup.setup, workers) as engine:
@@ -277,7 +277,7 @@ def test_an_update_of_another_round_is_not_sent(blobs: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_exception_in_a_client_is_a_reply(blobs: Any, workers: int) -> None:
-    setup = prepared(blobs, [blobs(8, 0), Accident("raise"), blobs(8, 1)])
+    setup = experiment(blobs, [blobs(8, 0), Accident("raise"), blobs(8, 1)])
     with LocalEngine(setup.setup, workers) as engine:
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
     errors = {client: reply.error for (client, _), reply in replies.items()}
@@ -286,7 +286,7 @@ def test_an_exception_in_a_client_is_a_reply(blobs: Any, workers: int) -> None:
 
 
 def test_outside_its_block_an_engine_refuses(blobs: Any) -> None:
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     for workers in (1, 2):
         engine = LocalEngine(setup.setup, workers)
         orders = train_orders(setup, setup.first_state().model)
@@ -300,7 +300,7 @@ def test_outside_its_block_an_engine_refuses(blobs: Any) -> None:
 
 
 def test_workers_end_with_the_block(blobs: Any) -> None:
-    setup = prepared(blobs)
+    setup = experiment(blobs)
     with LocalEngine(setup.setup, 3) as engine:
         processes = [worker.process for worker in engine._crew._team]
         assert all(process.is_alive() for process in processes)
@@ -308,7 +308,7 @@ def test_workers_end_with_the_block(blobs: Any) -> None:
 
 
 def test_as_many_workers_as_there_is_work(blobs: Any) -> None:
-    setup = prepared(blobs).setup
+    setup = experiment(blobs).setup
     assert LocalEngine(setup, 64).workers == 5
     assert LocalEngine(setup, 1).workers == 1
     assert 1 <= LocalEngine(setup).workers <= max(1, min(5, available_workers()))

@@ -11,7 +11,7 @@ import pytest
 from fedstrata.core.errors import RecipeError
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.schema import (
-    Experiment,
+    Recipe,
     load,
     parse_algorithm,
     parse_setting,
@@ -21,16 +21,16 @@ from fedstrata.recipes.schema import (
 
 @pytest.mark.parametrize("name", RECIPES.names())
 def test_our_recipes_are_sound_and_survive_their_own_toml(name: str) -> None:
-    experiment = load(name)
-    assert experiment.name == name
-    assert experiment.description
-    assert load(tomllib.loads(experiment.to_toml())) == experiment
+    recipe = load(name)
+    assert recipe.name == name
+    assert recipe.description
+    assert load(tomllib.loads(recipe.to_toml())) == recipe
 
 
 def test_a_recipe_is_named_after_its_file(tmp_path: Path) -> None:
     (tmp_path / "my-own.toml").write_text("seed = 4")
-    experiment = load(tmp_path / "my-own.toml")
-    assert (experiment.name, experiment.seed) == ("my-own", 4)
+    recipe = load(tmp_path / "my-own.toml")
+    assert (recipe.name, recipe.seed) == ("my-own", 4)
     (tmp_path / "my-own.toml").write_text("name = 'another'")
     assert load(str(tmp_path / "my-own.toml")).name == "another"
 
@@ -79,17 +79,17 @@ def test_algorithms_in_a_word(text: str, expected: Any) -> None:
 def test_changes_leave_the_original_alone(tiny: Any) -> None:
     table = tiny()
     before = repr(table)
-    experiment = load(table, algorithm="fedldf:n=2", settings={"training.rounds": 9, "task.model.hidden": 3}, seed=8)
+    recipe = load(table, algorithm="fedldf:n=2", settings={"training.rounds": 9, "task.model.hidden": 3}, seed=8)
     assert repr(table) == before
-    assert experiment.training.rounds == 9
-    assert experiment.task.model == {"name": "mlp", "hidden": 3}
-    assert experiment.algorithm == {"name": "fedldf", "n": 2}
-    assert experiment.seed == 8
+    assert recipe.training.rounds == 9
+    assert recipe.task.model == {"name": "mlp", "hidden": 3}
+    assert recipe.algorithm == {"name": "fedldf", "n": 2}
+    assert recipe.seed == 8
 
 
 def test_settings_come_after_the_algorithm(tiny: Any) -> None:
-    experiment = load(tiny(), algorithm="fedldf:n=2", settings=["algorithm.n=3"])
-    assert experiment.build_algorithm().selection.n == 3
+    recipe = load(tiny(), algorithm="fedldf:n=2", settings=["algorithm.n=3"])
+    assert recipe.build_algorithm().selection.n == 3
 
 
 def test_a_dotted_key_makes_tables() -> None:
@@ -116,10 +116,10 @@ def test_a_dotted_key_makes_tables() -> None:
 )
 def test_labels(tiny: Any, algorithm: dict[str, Any], label: str) -> None:
     """An axis table may have options only; the rule is then the algorithm's own."""
-    experiment = load(tiny({"algorithm": algorithm}))
-    experiment.build_algorithm()
-    assert experiment.label == label
-    assert "/" not in experiment.label
+    recipe = load(tiny({"algorithm": algorithm}))
+    recipe.build_algorithm()
+    assert recipe.label == label
+    assert "/" not in recipe.label
 
 
 def test_the_label_of_a_users_rule_is_a_file_name(user_module: Any, tiny: Any) -> None:
@@ -137,9 +137,9 @@ def test_toml_keeps_everything(tiny: Any) -> None:
             "description": 'quotes " and ümlauts',
         }
     )
-    experiment = Experiment.parse(table)
-    assert Experiment.parse(tomllib.loads(experiment.to_toml())) == experiment
-    assert experiment.grouping() == {"a": ["fc1"], "b": ["fc2.*"]}
+    recipe = Recipe.parse(table)
+    assert Recipe.parse(tomllib.loads(recipe.to_toml())) == recipe
+    assert recipe.grouping() == {"a": ["fc1"], "b": ["fc2.*"]}
 
 
 def test_the_grouping_is_the_algorithms_unless_given(tiny: Any) -> None:

@@ -62,18 +62,18 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(
     if not path.exists():
         pytest.skip(f"no results of {name} are stored")
     stored = json.loads(path.read_text(encoding="utf-8"))["arms"][arm]["runs"]
-    experiment = study.experiment(next(c for c in study.cells if c.name == cell), arm, 0)
+    recipe = study.recipe_of(next(c for c in study.cells if c.name == cell), arm, 0)
     try:
-        datasets.load(experiment.task.dataset)
+        datasets.load(recipe.task.dataset)
     except UserError as error:
         pytest.skip(str(error))
-    shorter = load(experiment.to_table(), settings={"training.rounds": rounds})
-    run, prepared = Run.create(shorter, tmp_path / "run")
-    list(run.rounds(prepared))
+    shorter = load(recipe.to_table(), settings={"training.rounds": rounds})
+    run, experiment = Run.create(shorter, tmp_path / "run")
+    list(run.rounds(experiment))
     again = series_of(run, [])
     known = stored["0"]
     monkeypatch.setattr(outdated, "COUNTED", ARITHMETIC)
-    same_arithmetic = not outdated.is_outdated(experiment, known.get("arithmetic", 1))
+    same_arithmetic = not outdated.is_outdated(recipe, known.get("arithmetic", 1))
     if same_arithmetic and same_machine(known["made"], machine()):
         for name_of, values in again.items():
             assert values == known["series"][name_of][:rounds], name_of

@@ -356,8 +356,8 @@ def test_titles_break_where_a_reader_would(text: str, lines: list[str]) -> None:
 def recorded(tiny: Any, tmp_path: Path) -> Run:
     """Five clients of which three are in each round; three rounds of FedLayerWise."""
     settings = {"task.partition.clients": 5, "training.clients_per_round": 3, "algorithm": {"name": "fedlayerwise"}}
-    run, prepared = Run.create(load(tiny(settings)), tmp_path / "reproductions" / "a" / "fedavg" / "seed-1")
-    list(run.rounds(prepared))
+    run, experiment = Run.create(load(tiny(settings)), tmp_path / "reproductions" / "a" / "fedavg" / "seed-1")
+    list(run.rounds(experiment))
     return run
 
 
@@ -408,18 +408,18 @@ def test_a_damaged_record_is_named(recorded: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_the_first_seed_keeps_its_layers() -> None:
     study = Study.parse(SMALL)
-    kept = [run.job.experiment.record.layers for run in plan(study, [0, 1], Path()) if run.cell == "a"]
+    kept = [run.job.recipe.record.layers for run in plan(study, [0, 1], Path()) if run.cell == "a"]
     assert kept == [True, True, False, False]
-    first, second = (study.experiment(study.cells[0], "fedavg", seed) for seed in (0, 1))
+    first, second = (study.recipe_of(study.cells[0], "fedavg", seed) for seed in (0, 1))
     assert recipe_hash(first) == recipe_hash(second)  # which changes no result
 
 
 def test_a_run_that_was_recorded_otherwise_is_gone_on_with(tmp_path: Path) -> None:
     study = Study.parse(SMALL)
     job = plan(study, [0], tmp_path)[0].job
-    other = load(job.experiment.to_table(), settings={"record.layers": False})
-    run, prepared = Run.create(other, job.path)
-    rounds = run.rounds(prepared)
+    other = load(job.recipe.to_table(), settings={"record.layers": False})
+    run, experiment = Run.create(other, job.path)
+    rounds = run.rounds(experiment)
     next(rounds)
     rounds.close()
     assert [one["round"] for one in run_cell(job)] == [2, 3]

@@ -100,9 +100,9 @@ def test_whose_bits_the_second_arithmetic_changed(
     settings: dict[str, Any], changed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outdated, "COUNTED", 2)
-    experiment = load({"name": "one"}, settings=settings)
-    assert outdated.is_outdated(experiment, 1) == changed
-    assert not outdated.is_outdated(experiment, 2)
+    recipe = load({"name": "one"}, settings=settings)
+    assert outdated.is_outdated(recipe, 1) == changed
+    assert not outdated.is_outdated(recipe, 2)
 
 
 def test_every_arithmetic_says_whose_bits_it_changed() -> None:

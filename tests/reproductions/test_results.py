@@ -238,14 +238,16 @@ def test_divergence_and_angles_are_those_of_the_updates(tmp_path: Path) -> None:
     study = Study.parse(small(figures=["gradient_divergence", "angles"]))
     settings = {"task.partition": {"name": "iid", "clients": 3, "samples": 12}, "training.rounds": 1}
     settings |= {"training.batch_size": 12, "record.layers": True}
-    table = load(study.experiment(study.cells[0], "fedavg", 0).to_table(), settings=settings)
-    run, prepared = Run.create(table, tmp_path / "run")
-    start = prepared.first_state().model.double().numpy()
-    list(run.rounds(prepared))
+    table = load(study.recipe_of(study.cells[0], "fedavg", 0).to_table(), settings=settings)
+    run, experiment = Run.create(table, tmp_path / "run")
+    start = experiment.first_state().model.double().numpy()
+    list(run.rounds(experiment))
     updates = []
     for client in range(3):
         alone = fedstrata.Task(
-            model=prepared.task.model, clients=[prepared.task.clients[client]], evaluation=prepared.task.evaluation
+            model=experiment.task.model,
+            clients=[experiment.task.clients[client]],
+            evaluation=experiment.task.evaluation,
         )
         solo = fedstrata.run(table.to_table() | {"task": {}}, task=alone, out=tmp_path / f"solo-{client}")
         updates.append(solo.directory.latest().model.double().numpy() - start)

@@ -15,7 +15,7 @@ from tests.support.small_study import SMALL, small
 
 @pytest.mark.parametrize("name", studies())
 def test_every_study_of_ours_is_whole(name: str) -> None:
-    study = load_study(name)  # parses every cell's experiment
+    study = load_study(name)  # parses every cell's recipe
     assert study.name == name
     assert study.seeds >= 2
     quick = study.quickened()
@@ -40,20 +40,20 @@ def test_the_tables_of_the_papers_are_all_there() -> None:
     assert [sorted(cell.reported["rounds"].values()) for cell in layerwise.cells] == [[11, 12, 12], [12, 21, 25]]
     for data in ("mnist", "fashion", "cifar10", "cifar10-reduced"):
         stragglers = [
-            (study := load_study(f"fedlap-{data}")).experiment(cell, "fedlap", 0).training.stragglers
+            (study := load_study(f"fedlap-{data}")).recipe_of(cell, "fedlap", 0).training.stragglers
             for cell in load_study(f"fedlap-{data}").cells
         ]
         assert stragglers == [0.0, 0.5, 0.9]
-        assert study.experiment(study.cells[0], "fedlap", 0).training.epochs == 10
+        assert study.recipe_of(study.cells[0], "fedlap", 0).training.epochs == 10
 
 
 def test_settings_are_laid_over_each_other_in_order() -> None:
     table = small(arms={"fedavg": "fedavg", "slow": {"algorithm": "fedavg", "settings": {"training.lr": 0.01}}})
     table["claims"] = []
     study = Study.parse(table)
-    rates = {(c.name, arm): study.experiment(c, arm, 0).training.lr for c in study.cells for arm in study.arms}
+    rates = {(c.name, arm): study.recipe_of(c, arm, 0).training.lr for c in study.cells for arm in study.arms}
     assert rates == {("a", "fedavg"): 0.05, ("a", "slow"): 0.01, ("b", "fedavg"): 0.2, ("b", "slow"): 0.01}
-    assert study.experiment(study.cells[0], "slow", 7).seed == 7
+    assert study.recipe_of(study.cells[0], "slow", 7).seed == 7
     # 2 cells × 2 arms × 2 seeds × 3 rounds × 0.5 s on 2 cores
     assert study.seconds(2) == 6.0
     quick = study.quickened()
@@ -143,14 +143,14 @@ def test_a_study_that_does_not_exist() -> None:
 
 def test_the_hash_is_that_of_the_result() -> None:
     study = Study.parse(SMALL)
-    experiment = study.experiment(study.cells[0], "fedavg", 0)
+    recipe = study.recipe_of(study.cells[0], "fedavg", 0)
 
     def changed(**settings: Any) -> str:
-        return recipe_hash(load(experiment.to_table(), settings={k.replace("__", "."): v for k, v in settings.items()}))
+        return recipe_hash(load(recipe.to_table(), settings={k.replace("__", "."): v for k, v in settings.items()}))
 
-    known = recipe_hash(experiment)
+    known = recipe_hash(recipe)
     assert known == changed(seed=3) == changed(engine__workers=1) == changed(name="other")
     assert known == changed(record__layers=True) == changed(training__weight_decay=0.0)  # its default
     assert len({known, changed(training__lr=0.06), changed(training__rounds=4), changed(task__inputs="unit")}) == 4
-    assert experiment.essence()["training"]["weight_decay"] == 0.0  # stored in full
-    assert "seed" not in experiment.essence()
+    assert recipe.essence()["training"]["weight_decay"] == 0.0  # stored in full
+    assert "seed" not in recipe.essence()

@@ -13,7 +13,7 @@ import pytest
 import fedstrata
 from fedstrata.algorithms import named
 from fedstrata.core.errors import RecipeError
-from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 
 RULES = '''
@@ -248,14 +248,14 @@ def one_layer(input_shape, classes):
             "weighting": {"name": "by_index"},
         }
         run = fedstrata.run(tiny({"algorithm": algorithm}), out=tmp_path / selection)
-        assert run.experiment.label == f"bias_anchor+{selection}+by_index"
+        assert run.recipe.label == f"bias_anchor+{selection}+by_index"
     # the option goes to the rule that has it, as with ours
     algorithm = named("fedavg", weighting={"name": "by_index"}, base=4.0)
     assert algorithm.weighting.base == 4.0
     group = {"mine": named("mine", mu=0.4)}
     assert group["mine"].objective.mu == 0.4
     run = fedstrata.run(tiny(), algorithm="mine:mu=0.2", out=tmp_path / "mine")
-    assert run.experiment.label == "mine"
+    assert run.recipe.label == "mine"
     with pytest.raises(RecipeError, match=r"algorithm\.name = 'yours': unknown"):
         named("yours")
     table = tiny({"task.model": {"name": "one_layer"}})
@@ -298,7 +298,7 @@ def test_a_partition_may_be_an_ordinary_class(
     table = tiny()
     table["task"]["partition"] = options
     if problem is None:
-        assert prepare(load(table)).task.sizes().tolist() == [10, 10]
+        assert build_experiment(load(table)).task.sizes().tolist() == [10, 10]
     else:
         with pytest.raises(RecipeError, match=problem):
             load(table)

@@ -156,7 +156,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, tiny: Any, tmp_path: Path) -> Any:
         class Fake:
             def __init__(self, path: Path) -> None:
                 self.key = paths[Path(path)]
-                self.experiment = comparison.cells[0].experiment
+                self.recipe = comparison.cells[0].recipe
                 self.metric = Run.metric.fget(FakeDirectory)  # type: ignore[attr-defined]
 
         class FakeDirectory:

@@ -13,7 +13,7 @@ import pytest
 import fedstrata
 from fedstrata.core.determinism import ARITHMETIC
 from fedstrata.core.errors import RunDirectoryError
-from fedstrata.recipes import schema as experiment
+from fedstrata.recipes import schema
 from fedstrata.recipes.schema import EngineConfig, load
 from fedstrata.runs import directory as rundir
 from fedstrata.runs.runner import Run
@@ -27,7 +27,7 @@ IGNORED = "ignored; every client is trained on its own, by the same trainer on e
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
     """What was logged since the last time; nothing was said before in this process."""
-    experiment._say_ignored.cache_clear()
+    schema._say_ignored.cache_clear()
 
     def lines() -> list[str]:
         found = [record.getMessage() for record in caplog.records]
@@ -35,7 +35,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
         return found
 
     yield lines
-    experiment._say_ignored.cache_clear()
+    schema._say_ignored.cache_clear()
 
 
 def info(path: Path) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def made_with(path: Path, **versions: str) -> None:
 
 
 def stop_after(table: dict[str, Any], out: Path, rounds: int) -> Path:
-    run, prepared = Run.create(load(table), out)
-    _some(run.rounds(prepared), rounds)
+    run, experiment = Run.create(load(table), out)
+    _some(run.rounds(experiment), rounds)
     return out
 
 

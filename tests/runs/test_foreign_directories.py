@@ -331,7 +331,7 @@ def test_extending_may_be_killed_again_and_again(
     for rounds, writes in ((5, first), (6, second)):
         extend(run, rounds, writes, monkeypatch)
         recipes.append((run / "recipe.toml").read_bytes())
-        assert Run(run).experiment.training.rounds in (2, 5, 6)
+        assert Run(run).recipe.training.rounds in (2, 5, 6)
     fedstrata.resume(run, settings={"training.rounds": 3})
     last = (run / "recipe.toml").read_bytes()
     assert "recipe_sha256_before" not in json.loads((run / "run.json").read_text())
@@ -429,8 +429,8 @@ def test_deleting_whatever_is_in_the_directory_does_not_unlock_it(run: Path, cli
 
 def test_another_directory_in_the_place_of_the_one_that_is_locked(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     """A run that is moved away goes on where it is now, and does not write into what took its place."""
-    run, prepared = Run.create(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
-    rounds = run.rounds(prepared)
+    run, experiment = Run.create(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
+    rounds = run.rounds(experiment)
     next(rounds)
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     shutil.copytree(moved, tmp_path / "run")
@@ -468,7 +468,7 @@ def test_looking_imports_nothing_and_resuming_says_what(
     run = run.rename(tmp_path / "runs" / "run")
     trace = tmp_path / "trace"
     (tmp_path / "theirs.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
-    table = Run(run).experiment.to_table() | {"algorithm": {"name": "fedavg"}}
+    table = Run(run).recipe.to_table() | {"algorithm": {"name": "fedavg"}}
     if field.count(".") == 2:
         set_key(table, field.removesuffix(".name"), {})
     set_key(table, field, NAMES[field])
@@ -489,7 +489,7 @@ def test_looking_imports_nothing_and_resuming_says_what(
 
 def test_resuming_says_what_it_imports_on_the_terminal(run: Path, tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text("print('imported')\n")
-    table = Run(run).experiment.to_table()
+    table = Run(run).recipe.to_table()
     table["task"]["model"] = {"name": "theirs:thing"}
     forge_recipe(run, table)
     command = [sys.executable, "-u", "-m", "fedstrata", "run", "--resume", str(run), *EXTEND]

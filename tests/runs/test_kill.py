@@ -296,10 +296,10 @@ def test_a_full_disk_costs_nothing_that_was_done(tmp_path: Path) -> None:
     recipe = table()
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
     path = tmp_path / "full" / "run"
-    run, prepared = Run.create(load(recipe), path, task=TASK)
+    run, experiment = Run.create(load(recipe), path, task=TASK)
 
     def work() -> None:
-        lines = run.rounds(prepared)
+        lines = run.rounds(experiment)
         next(lines)
         full_disk()
         list(lines)

@@ -27,8 +27,8 @@ import fedstrata
 from fedstrata import runs
 from fedstrata.clients import evaluation
 from fedstrata.core.errors import RecipeError, RoundFailed, RunDirectoryError
-from fedstrata.recipes.prepared import prepare
-from fedstrata.recipes.schema import Experiment, load
+from fedstrata.recipes.experiment import build_experiment
+from fedstrata.recipes.schema import Recipe, load
 from fedstrata.runs.files import locked
 from fedstrata.runs.runner import Run, reopen
 from fedstrata.tasks.task import Task
@@ -103,14 +103,14 @@ def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypat
     """Several processes, in the same second and so with the same name in mind, each with its own learning rate."""
     monkeypatch.chdir(tmp_path)
     rates = [0.1, 0.2, 0.3, 0.4]
-    prepared = [prepare(load(tiny({"training.lr": rate}))) for rate in rates]
+    experiments = [build_experiment(load(tiny({"training.lr": rate}))) for rate in rates]
     monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
 
     def begin(one: Any) -> None:
         for _ in range(5):
             Run.start(one)
 
-    jobs = [mp.get_context("fork").Process(target=begin, args=(one,)) for one in prepared]
+    jobs = [mp.get_context("fork").Process(target=begin, args=(one,)) for one in experiments]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -118,7 +118,7 @@ def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypat
     assert [job.exitcode for job in jobs] == [0] * len(rates)
     found = sorted((tmp_path / "runs").iterdir())
     assert len(found) == 5 * len(rates)  # and nothing beside them
-    assert sorted(Run(path).experiment.training.lr for path in found) == sorted(rates * 5)
+    assert sorted(Run(path).recipe.training.lr for path in found) == sorted(rates * 5)
 
 
 def test_a_run_directory_holds_exactly_the_documented_files(example: Run) -> None:
@@ -138,7 +138,7 @@ def test_a_run_directory_holds_exactly_the_documented_files(example: Run) -> Non
 
 def test_the_stored_recipe_gives_the_same_experiment_again(example: Run, tmp_path: Path, same_run: Any) -> None:
     again = load(example.path / "recipe.toml")
-    assert again == example.experiment
+    assert again == example.recipe
     assert again.to_toml() == (example.path / "recipe.toml").read_text()
     fedstrata.run(again, out=tmp_path / "again")
     same_run(example.path, tmp_path / "again")
@@ -328,8 +328,8 @@ def test_float64(tiny: Any, tmp_path: Path) -> None:
 
 def stop_after(table: dict[str, Any], out: Path, rounds: int) -> Run:
     """Run some rounds and let go of the run, as Ctrl-C does."""
-    run, prepared = Run.create(load(table), out)
-    lines = run.rounds(prepared)
+    run, experiment = Run.create(load(table), out)
+    lines = run.rounds(experiment)
     for _ in range(rounds):
         next(lines)
     lines.close()
@@ -400,9 +400,9 @@ def test_checkpoints_every_other_round(tiny: Any, tmp_path: Path, same_run: Any,
 
 
 def test_an_error_between_checkpoints_loses_nothing(tiny: Any, tmp_path: Path) -> None:
-    run, prepared = Run.create(load(tiny({"record.checkpoint_every": 10, "training.rounds": 9})), tmp_path / "run")
+    run, experiment = Run.create(load(tiny({"record.checkpoint_every": 10, "training.rounds": 9})), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        for line in run.rounds(prepared):
+        for line in run.rounds(experiment):
             if line["round"] == 4:
                 raise KeyboardInterrupt
     # the generator may only now be let go of
@@ -439,7 +439,7 @@ def test_only_a_few_settings_may_change_on_resume(tiny: Any, tmp_path: Path) -> 
 
 def test_workers_may_change_on_resume(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     stop_after(tiny(), tmp_path / "run", 1)
-    assert fedstrata.resume(tmp_path / "run", settings=["engine.workers=2"]).experiment.engine.workers == 2
+    assert fedstrata.resume(tmp_path / "run", settings=["engine.workers=2"]).recipe.engine.workers == 2
     fedstrata.run(tiny(), out=tmp_path / "whole")
     same_run(tmp_path / "run", tmp_path / "whole", recipe=False)
 
@@ -643,10 +643,10 @@ def test_opening_does_not_change_a_run(tiny: Any, tmp_path: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*") if p.is_file()} == stamps
 
 
-def test_an_experiment_is_frozen(tiny: Any) -> None:
-    experiment = Experiment.parse(tiny())
+def test_a_recipe_is_frozen(tiny: Any) -> None:
+    recipe = Recipe.parse(tiny())
     with pytest.raises(ValueError, match="frozen"):
-        experiment.seed = 3  # type: ignore[misc]
+        recipe.seed = 3  # type: ignore[misc]
 
 
 def test_a_convolutional_model_is_exported_in_torchs_own_layout(tiny: Any, tmp_path: Path) -> None:
@@ -713,7 +713,7 @@ def test_a_cuda_device_that_is_not_there(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     with pytest.raises(RecipeError, match=f"engine.device = '{device}': no such CUDA device: .*{problem}"):
-        prepare(load(tiny({"engine.device": device})))
+        build_experiment(load(tiny({"engine.device": device})))
 
 
 def test_a_lock_that_is_not_let_go_is_waited_for_and_then_said(tmp_path: Path) -> None:

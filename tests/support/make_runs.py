@@ -34,7 +34,7 @@ def make_run(
 ) -> RunDirectory:
     """Random figures, a tenth of them missing; `done` rounds of `rounds`; `lost` replies by round."""
     settings = {"training.rounds": rounds, **(settings or {})}
-    experiment = load({"name": name}, algorithm=algorithm, settings=settings, seed=seed)
+    recipe = load({"name": name}, algorithm=algorithm, settings=settings, seed=seed)
     width, draw = len(layers), np.random.default_rng([seed, clients, rounds])
     info = {
         "created": "2026-01-02T03:04:05+00:00",
@@ -46,7 +46,7 @@ def make_run(
         ],
         "data": dict(data or {}),
     }
-    directory = RunDirectory.create(path, experiment, info, ServerState(0, torch.zeros(1), {}, {}, {}))
+    directory = RunDirectory.create(path, recipe, info, ServerState(0, torch.zeros(1), {}, {}, {}))
     upload = 0
     for round in range(1, (rounds if done is None else done) + 1):
         cohort = np.sort(draw.choice(clients, sampled or clients, replace=False)).astype(np.int64)

@@ -19,7 +19,7 @@ from fedstrata.clients.client import Client
 from fedstrata.core import rng
 from fedstrata.core.errors import DataError
 from fedstrata.core.messages import Order
-from fedstrata.recipes.prepared import prepare
+from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks.task import Metric, NestedSamples, Samples, Task, as_data
 
@@ -278,7 +278,7 @@ def test_a_mistake_in_the_users_code_keeps_its_own_words_and_place() -> None:
     task = Task(lambda: nn.Linear(2, 2), [Patients(), Short()], {"test": (X, Y)})
     with pytest.raises(OSError, match=r"^the disk is gone$"):
         task.client(0).batch(np.arange(2))
-    setup = prepare(load({"evaluation": {"on": ["test"]}}), task)
+    setup = build_experiment(load({"evaluation": {"on": ["test"]}}), task)
     model = setup.first_state().model
     client = Client(setup.setup)
     mask = torch.ones(len(setup.layers), dtype=torch.bool)
@@ -334,7 +334,7 @@ def test_a_whole_metric_of_nests_sees_all_samples_at_once(batch: int) -> None:
         loss=lambda outputs, targets: nn.functional.cross_entropy(outputs["logits"], targets[0] % 2),
         metric=Metric("each", one_of_each, whole=True),
     )
-    setup = prepare(load({"evaluation": {"batch_size": batch}}), task)
+    setup = build_experiment(load({"evaluation": {"batch_size": batch}}), task)
     order = Order("evaluate", 1, 0, rng.SERVER, model=setup.first_state().model, dataset="test")
     found = Client(setup.setup).answer(order)
     assert found.error is None
@@ -351,7 +351,7 @@ def test_a_whole_metric_of_what_cannot_be_put_together() -> None:
         loss=lambda outputs, targets: outputs.sum(),
         metric=Metric("bleu", lambda outputs, targets: 0.0, whole=True),
     )
-    setup = prepare(load({"evaluation": {"batch_size": 3}}), task)
+    setup = build_experiment(load({"evaluation": {"batch_size": 3}}), task)
     order = Order("evaluate", 1, 0, rng.SERVER, model=setup.first_state().model, dataset="test")
     error = Client(setup.setup).answer(order).error
     assert error is not None

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedstrata.core.errors import DataError, RecipeError
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.nodes import NodesConfig, own_task, read_own_folder
@@ -235,23 +235,23 @@ def test_images_need_a_shape_of_images(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def prepared(tiny: Callable[..., dict[str, Any]]) -> Prepared:
-    return prepare(load(recipe_of_nodes(tiny)))
+def experiment(tiny: Callable[..., dict[str, Any]]) -> Experiment:
+    return build_experiment(load(recipe_of_nodes(tiny)))
 
 
-def test_the_server_needs_no_data(prepared: Prepared) -> None:
+def test_the_server_needs_no_data(experiment: Experiment) -> None:
     """The model is that of the shape and the classes: 784·4 + 4 + 4·10 + 10 parameters."""
-    assert prepared.layers.numel == 784 * 4 + 4 + 4 * 10 + 10
-    assert len(prepared.task.clients) == 3
+    assert experiment.layers.numel == 784 * 4 + 4 + 4 * 10 + 10
+    assert len(experiment.task.clients) == 3
     with pytest.raises(DataError, match="client 1's data is on its own node"):
-        prepared.task.client(1)
+        experiment.task.client(1)
 
 
-def test_a_node_has_its_own_data_in_two_parts(prepared: Prepared, tmp_path: Path) -> None:
+def test_a_node_has_its_own_data_in_two_parts(experiment: Experiment, tmp_path: Path) -> None:
     """20 % of 11 samples, rounded, are 2; which ones depends on seed and client alone."""
     images, labels = node_data.digits(11)
     node_data.write_idx(tmp_path / "data", images, labels)
-    task = own_task(prepared.task, CONFIG, str(tmp_path / "data"), 1, 0.2, seed=7)
+    task = own_task(experiment.task, CONFIG, str(tmp_path / "data"), 1, 0.2, seed=7)
     train, held_out = split(np.arange(11), 0.2, 7, 1)
     assert sorted([*train, *held_out]) == list(range(11))
     assert (len(train), len(held_out)) == (9, 2)
@@ -277,16 +277,16 @@ def test_a_node_has_its_own_data_in_two_parts(prepared: Prepared, tmp_path: Path
     ],
 )
 def test_a_users_function_that_gives_nonsense(
-    body: str, problem: str, prepared: Prepared, user_module: Callable[[str, str], str]
+    body: str, problem: str, experiment: Experiment, user_module: Callable[[str, str], str]
 ) -> None:
     user_module("hospital", f"import torch\ndef patients():\n    {body}\n")
     with pytest.raises((DataError, RecipeError)) as error:
-        own_task(prepared.task, CONFIG, "hospital:patients", 0, 0.2, seed=0)
+        own_task(experiment.task, CONFIG, "hospital:patients", 0, 0.2, seed=0)
     assert problem in str(error.value)
     assert "hospital:patients" in str(error.value)
 
 
-def test_a_users_dataset(prepared: Prepared, user_module: Callable[[str, str], str]) -> None:
+def test_a_users_dataset(experiment: Experiment, user_module: Callable[[str, str], str]) -> None:
     """A torch Dataset is fetched by index, and split like everything else."""
     text = """
 import torch
@@ -295,7 +295,7 @@ class Patients(torch.utils.data.Dataset):
     def __getitem__(self, row): return torch.full((1, 28, 28), float(row)), row
 """
     user_module("hospital", text)
-    task = own_task(prepared.task, CONFIG, "hospital:Patients", 2, 0.3, seed=0)
+    task = own_task(experiment.task, CONFIG, "hospital:Patients", 2, 0.3, seed=0)
     train, held_out = split(np.arange(10), 0.3, 0, 2)
     inputs, targets = task.client(2).batch(np.arange(len(train)))
     assert targets.tolist() == train.tolist()
@@ -304,9 +304,9 @@ class Patients(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("data", [None, "", "/nowhere", "no_such_module:function", "/nowhere:function"])
-def test_data_that_is_not_there(data: str | None, prepared: Prepared) -> None:
+def test_data_that_is_not_there(data: str | None, experiment: Experiment) -> None:
     with pytest.raises(RecipeError, match=r"^data = "):
-        own_task(prepared.task, CONFIG, data, 0, 0.2, seed=0)
+        own_task(experiment.task, CONFIG, data, 0, 0.2, seed=0)
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
@@ -361,11 +361,11 @@ def test_the_server_has_no_test_set(tiny: Callable[..., dict[str, Any]]) -> None
     table = recipe_of_nodes(tiny)
     table["evaluation"] = {"on": ["test"]}
     with pytest.raises(RecipeError, match=r"^evaluation\.on"):
-        prepare(load(table))
+        build_experiment(load(table))
 
 
 def test_nodes_agree_on_what_the_data_looks_like(tiny: Callable[..., dict[str, Any]]) -> None:
     """The same layers, but another order of the classes, is another recipe."""
     names = list("abcdefghij")
-    one, other = (prepare(load(recipe_of_nodes(tiny, classes=order))) for order in (names, names[::-1]))
+    one, other = (build_experiment(load(recipe_of_nodes(tiny, classes=order))) for order in (names, names[::-1]))
     assert one.agreement != other.agreement

@@ -101,7 +101,7 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
         TimeRemainingColumn(),
         console=console,
     )
-    total = sum(cell.experiment.training.rounds for cell in comparison.cells)
+    total = sum(cell.recipe.training.rounds for cell in comparison.cells)
     bar = progress.add_task("rounds", total=total)
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     live = Live(Group(progress), console=console, auto_refresh=False)  # no thread is alive when workers are forked
@@ -119,25 +119,25 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
                 done += 1
                 if console.is_terminal:
                     live.update(Group(_live_table(comparison, latest), progress), refresh=True)
-                elif line["round"] % max(1, cell.experiment.training.rounds // 5) == 0:
+                elif line["round"] % max(1, cell.recipe.training.rounds // 5) == 0:
                     console.print(f"  {_progress_line(cell, line)}")
-            progress.advance(bar, cell.experiment.training.rounds - done)  # stopped early at its target
+            progress.advance(bar, cell.recipe.training.rounds - done)  # stopped early at its target
     finally:
         if console.is_terminal:
             live.stop()
 
 
 def _progress_line(cell: Cell, line: dict[str, Any]) -> str:
-    measured = line["metrics"].get(cell.experiment.evaluation.on[0], {})
+    measured = line["metrics"].get(cell.recipe.evaluation.on[0], {})
     shown = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
-    return f"round {line['round']}/{cell.experiment.training.rounds}  {shown}  uploaded {size(line['upload_total'])}"
+    return f"round {line['round']}/{cell.recipe.training.rounds}  {shown}  uploaded {size(line['upload_total'])}"
 
 
 def _live_table(comparison: Comparison, latest: dict[tuple[str, int], dict[str, Any]]) -> Table:
     table = Table("algorithm", "seed", "round", "now", "uploaded")
     for cell in [cell for cell in comparison.cells if (cell.algorithm, cell.seed) in latest][-30:]:
         line = latest[cell.algorithm, cell.seed]
-        measured = line["metrics"].get(cell.experiment.evaluation.on[0], {})
+        measured = line["metrics"].get(cell.recipe.evaluation.on[0], {})
         now = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
         table.add_row(cell.algorithm, str(cell.seed), str(line["round"]), now, size(line["upload_total"]))
     return table
@@ -151,7 +151,7 @@ def result_tables(comparison: Comparison) -> list[Table]:
     runs = {(cell.algorithm, cell.seed): Run(cell.path) for cell in comparison.cells}
     results = {key: outcome(run) for key, run in runs.items()}
     first = next(iter(runs.values()))
-    target, metric, limit = first.experiment.evaluation.target, first.metric.name, results[next(iter(results))].limit
+    target, metric, limit = first.recipe.evaluation.target, first.metric.name, results[next(iter(results))].limit
     rises = first.metric.direction == "max"
     columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format, "no number", rises)]
     if target is not None:
@@ -160,7 +160,7 @@ def result_tables(comparison: Comparison) -> list[Table]:
     columns.append(_Column("upload", lambda o: o.upload, size))
 
     seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
-    table = Table("algorithm", *(column.name for column in columns), title=f"{first.experiment.name}, {seeds}")
+    table = Table("algorithm", *(column.name for column in columns), title=f"{first.recipe.name}, {seeds}")
     values = {
         (algorithm, column.name): [float(column.get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
         for algorithm in comparison.algorithms

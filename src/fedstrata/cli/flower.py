@@ -63,20 +63,20 @@ def init_command(
         for option, value in (("--shape", shape), ("--classes", classes)):
             if value is not None:
                 raise RecipeError(option, value, "goes with --local-data")
-    experiment = load(recipe, algorithm=algorithm, settings=[*(settings or []), "engine.name=flower"], seed=seed)
-    if local_data or experiment.task.nodes is not None:
-        experiment = init.with_own_data(experiment, nodes, _shape(shape), _classes(classes), data)
-        assert experiment.task.nodes is not None
-        count = experiment.task.nodes.clients
+    chosen = load(recipe, algorithm=algorithm, settings=[*(settings or []), "engine.name=flower"], seed=seed)
+    if local_data or chosen.task.nodes is not None:
+        chosen = init.with_own_data(chosen, nodes, _shape(shape), _classes(classes), data)
+        assert chosen.task.nodes is not None
+        count = chosen.task.nodes.clients
     else:
-        experiment, count = init.for_nodes(experiment, nodes, data)
-    init.write(folder, experiment, count, init.Address(address, port), days)
-    say(f"{folder}: {experiment.name}, {experiment.label}, for a server at {address}:{port} and {count} nodes")
+        chosen, count = init.for_nodes(chosen, nodes, data)
+    init.write(folder, chosen, count, init.Address(address, port), days)
+    say(f"{folder}: {chosen.name}, {chosen.label}, for a server at {address}:{port} and {count} nodes")
     say(f"  {folder}/README.md says what goes where, and what each machine needs")
     last = count - 1
     say(f"  on the server:  {folder}/server/server.sh")
     say(f"  on the nodes:   {folder}/node-0/node.sh{f' … node-{last}/node.sh' if last else ''}")
-    if local_data or experiment.task.nodes is not None:
+    if local_data or chosen.task.nodes is not None:
         say("                  after saying in each node.toml where its data is")
     say(f"  then a run:     {folder}/server/start-run.sh first")
 

@@ -78,16 +78,15 @@ def run_command(
         raise UserError("--strict: goes with --resume only")
     if recipe is None:
         raise UserError("RECIPE is missing: a .toml file or a name from `fedstrata list`, or --resume DIR")
-    experiment = load(recipe, algorithm=algorithm, settings=changes, seed=seed)
-    new, prepared = Run.create(experiment, out, data=data)
-    follow(console, new, prepared=prepared)
+    new, experiment = Run.create(load(recipe, algorithm=algorithm, settings=changes, seed=seed), out, data=data)
+    follow(console, new, experiment=experiment)
 
 
 def follow(console: Console, run: Run, **options: Any) -> None:
     """Run what is left, with a live table, and say at the end what came out and where it is."""
-    experiment = run.experiment
-    title = f"{experiment.name}: {experiment.label}, seed {experiment.seed}"
-    table = LiveTable(console, title, run.metric.name, experiment.evaluation.on[0], experiment.training.rounds)
+    recipe = run.recipe
+    title = f"{recipe.name}: {recipe.label}, seed {recipe.seed}"
+    table = LiveTable(console, title, run.metric.name, recipe.evaluation.on[0], recipe.training.rounds)
     try:
         with table:
             for line in run.rounds(**options):
@@ -110,7 +109,7 @@ def follow(console: Console, run: Run, **options: Any) -> None:
 
 def summary_table(run: Run) -> Table:
     """A run in a few lines."""
-    summary, metric, target = run.summary(), run.metric.name, run.experiment.evaluation.target
+    summary, metric, target = run.summary(), run.metric.name, run.recipe.evaluation.target
     table = Table(show_header=False)
     table.add_row("rounds", str(summary["rounds"]))
     measured = summary["measured_in_round"]

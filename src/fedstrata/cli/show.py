@@ -35,8 +35,8 @@ def show_command(directory: RunDir) -> None:
         return
     run = Run(directory)
     history = run.history()
-    experiment = run.experiment
-    console.print(f"{experiment.name}: {experiment.label}, seed {experiment.seed}", style="bold")
+    recipe = run.recipe
+    console.print(f"{recipe.name}: {recipe.label}, seed {recipe.seed}", style="bold")
     if not history:
         console.print("no round is done yet")
         return
@@ -73,7 +73,7 @@ def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:
     import numpy as np
 
     last = history[-1]["round"]
-    figures: dict[str, Any] = run.figures(last) if run.experiment.record.layers else {}
+    figures: dict[str, Any] = run.figures(last) if run.recipe.record.layers else {}
     uploaded = np.sum([line["bytes"]["up"] for line in history], axis=0)
     columns: dict[str, list[str]] = {}
     for at, layer in enumerate(run.directory.info["layers"]):
@@ -129,10 +129,10 @@ def partition_command(
     data: Data = None,
 ) -> None:
     """Show which client would hold how many samples of which class, without training."""
-    from fedstrata.recipes.prepared import prepare
+    from fedstrata.recipes.experiment import build_experiment
     from fedstrata.recipes.schema import load
 
-    task = prepare(load(recipe, settings=settings or [], seed=seed), data=data).task
+    task = build_experiment(load(recipe, settings=settings or [], seed=seed), data=data).task
     notes = task.described()
     if "table" not in notes:
         raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
@@ -227,13 +227,13 @@ def _partitions() -> Table:
 def _settings() -> Table:
     from pydantic import BaseModel
 
-    from fedstrata.recipes.schema import Experiment
+    from fedstrata.recipes.schema import Recipe
 
     table = Table(title="--set KEY=VALUE", title_justify="left")
     table.add_column("setting", no_wrap=True)
     for heading in ("default", "what it is"):
         table.add_column(heading)
-    for name, entry in Experiment.model_fields.items():
+    for name, entry in Recipe.model_fields.items():
         if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
             for key, inner in entry.annotation.model_fields.items():
                 default = inner.get_default(call_default_factory=True)
@@ -253,7 +253,7 @@ def _runs() -> Table:
             run = Run(info.parent)
             summary = run.summary()
             state = "finished" if run.finished() else "not finished"
-            rounds = f"{summary['rounds']}/{run.experiment.training.rounds}"
+            rounds = f"{summary['rounds']}/{run.recipe.training.rounds}"
             row = (rounds, figure(summary["best"]), size(summary["upload"]), state)
         except (FedstrataError, OSError) as error:
             row = ("", "", "", str(error))

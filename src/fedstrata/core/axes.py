@@ -135,7 +135,7 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One choice on each axis; `grouping` is the paper's idea of a layer, for experiments without their own."""
+    """One choice on each axis; `grouping` is the paper's idea of a layer, for recipes without their own."""
 
     objective: Objective
     selection: Selection

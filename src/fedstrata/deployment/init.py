@@ -27,8 +27,8 @@ from fedstrata.core.errors import MISSING, RecipeError, UserError
 from fedstrata.deployment import credentials
 from fedstrata.engines.flower.failures import Failed
 from fedstrata.engines.flower.node import own_client
-from fedstrata.recipes.prepared import prepare
-from fedstrata.recipes.schema import Experiment
+from fedstrata.recipes.experiment import build_experiment
+from fedstrata.recipes.schema import Recipe
 from fedstrata.tasks import datasets
 from fedstrata.tasks.builtin import channel_statistics
 from fedstrata.tasks.config import NODES
@@ -63,28 +63,28 @@ class Address:
 # --- what is deployed ------------------------------------------------------------------------------------------------
 
 
-def for_nodes(experiment: Experiment, nodes: int | None, data: Path | None = None) -> tuple[Experiment, int]:
-    """The experiment with a client for each node, and how many; its data set and partition decide who has what."""
-    table = experiment.to_table()
+def for_nodes(recipe: Recipe, nodes: int | None, data: Path | None = None) -> tuple[Recipe, int]:
+    """The recipe with a client for each node, and how many; its data set and partition decide who has what."""
+    table = recipe.to_table()
     partition = table["task"]["partition"]
-    if nodes is not None and experiment.task.function is None and hasattr(build_partition(partition), "clients"):
+    if nodes is not None and recipe.task.function is None and hasattr(build_partition(partition), "clients"):
         partition["clients"] = nodes
-    changed = Experiment.parse(table)
-    clients = len(prepare(changed, data=data).task.clients)
+    changed = Recipe.parse(table)
+    clients = len(build_experiment(changed, data=data).task.clients)
     if nodes not in (None, clients):
         raise RecipeError("--nodes", nodes, f"the recipe has {clients} clients; change its partition with --set")
     return changed, clients
 
 
 def with_own_data(
-    experiment: Experiment,
+    recipe: Recipe,
     nodes: int | None,
     shape: list[int] | None = None,
     classes: int | list[str] | None = None,
     data: Path | None = None,
-) -> Experiment:
-    """The experiment on data that is on the nodes; what is not said of it is as in the recipe's own data set."""
-    table, task = experiment.to_table(), experiment.task
+) -> Recipe:
+    """The recipe on data that is on the nodes; what is not said of it is as in the recipe's own data set."""
+    table, task = recipe.to_table(), recipe.task
     if task.function is not None:
         raise RecipeError("task.function", task.function, "makes the whole Task; let it read the node's data itself")
     if task.nodes is not None:
@@ -99,8 +99,8 @@ def with_own_data(
         raise RecipeError("--nodes", MISSING, "how many nodes are there?")
     table["task"] |= {"dataset": NODES, "nodes": own, "validation": 0}
     table["evaluation"]["on"] = ["clients"]
-    changed = Experiment.parse(table)
-    prepare(changed)
+    changed = Recipe.parse(table)
+    build_experiment(changed)
     return changed
 
 
@@ -120,8 +120,8 @@ def _looks_like(dataset: str, inputs: str, data: Path | None) -> dict[str, Any]:
 # --- its files -------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, experiment: Experiment, nodes: int, address: Address, days: int = 365) -> None:
-    """Write the deployment of an experiment with so many nodes. A folder that has something in it is left alone."""
+def write(folder: Path, recipe: Recipe, nodes: int, address: Address, days: int = 365) -> None:
+    """Write the deployment of a recipe with so many nodes. A folder that has something in it is left alone."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"DIR = {str(folder)!r}: exists and is not an empty folder; nothing is overwritten")
     if address.port + nodes > 65535:
@@ -129,19 +129,19 @@ def write(folder: Path, experiment: Experiment, nodes: int, address: Address, da
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent.absolute()))  # mode 0700
     try:
-        _fill(staging, experiment, nodes, address, days)
+        _fill(staging, recipe, nodes, address, days)
         staging.rename(folder.absolute())
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
-def _fill(folder: Path, experiment: Experiment, nodes: int, address: Address, days: int) -> None:
+def _fill(folder: Path, recipe: Recipe, nodes: int, address: Address, days: int) -> None:
     names = list(dict.fromkeys([address.host, *LOOPBACK]))
     made = credentials.certificates(names, days)
-    own_data, alone = experiment.task.nodes is not None, address.host in LOOPBACK
+    own_data, alone = recipe.task.nodes is not None, address.host in LOOPBACK
     values = {
-        "name": experiment.name,
+        "name": recipe.name,
         "nodes": str(nodes),
         "address": address.host,
         "port": str(address.port),
@@ -163,10 +163,10 @@ def _fill(folder: Path, experiment: Experiment, nodes: int, address: Address, da
         folder / "README.md",
         Template(template.joinpath("README.md.in").read_text(encoding="utf-8")).substitute(values).encode(),
     )
-    recipe = _recipe(experiment)
+    content = _node_recipe(recipe)
     server = folder / "server"
     _copy(template.joinpath("server"), server, values)
-    _write(server / "recipe.toml", recipe)
+    _write(server / "recipe.toml", content)
     _write(server / "certificates" / "ca.crt", made.authority)
     _write(server / "certificates" / "server.crt", made.server)
     _write(server / "certificates" / "server.key", made.server_key, secret=True)
@@ -178,7 +178,7 @@ def _fill(folder: Path, experiment: Experiment, nodes: int, address: Address, da
             node,
             values | {"client": str(client), "node_port": str(address.port + 1 + client)},
         )
-        _write(node / "recipe.toml", recipe)
+        _write(node / "recipe.toml", content)
         _write(node / "ca.crt", made.authority)
         _write(node / "key", private, secret=True)
         _write(server / "nodes" / f"node-{client}.pub", public)
@@ -196,9 +196,9 @@ _FIREWALL = (
 )
 
 
-def _recipe(experiment: Experiment) -> bytes:
-    table = experiment.to_table()
-    if experiment.task.nodes is not None:
+def _node_recipe(recipe: Recipe) -> bytes:
+    table = recipe.to_table()
+    if recipe.task.nodes is not None:
         del table["task"]["partition"]  # who has what is not ours to say
     return tomli_w.dumps(table).encode()
 

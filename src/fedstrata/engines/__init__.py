@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from fedstrata.core.rounds import Engine
-from fedstrata.recipes.prepared import Prepared
+from fedstrata.recipes.experiment import Experiment
 
 
-def open_engine(prepared: Prepared) -> AbstractContextManager[Engine]:
+def open_engine(experiment: Experiment) -> AbstractContextManager[Engine]:
     """The engine that a recipe asks for."""
-    prepared.require_data()
-    if prepared.experiment.engine.name == "flower":
+    experiment.require_data()
+    if experiment.recipe.engine.name == "flower":
         from fedstrata.engines.flower.simulation import FlowerSimulation
 
-        return FlowerSimulation(prepared)
+        return FlowerSimulation(experiment)
     from fedstrata.engines.local import LocalEngine
 
-    return LocalEngine(prepared.setup, prepared.experiment.engine.workers)
+    return LocalEngine(experiment.setup, experiment.recipe.engine.workers)

@@ -1,6 +1,6 @@
-"""A frozen experiment: what a recipe says, with every key, type and value checked before anything runs.
+"""A recipe: what a TOML file says, frozen, with every key, type and value checked before anything runs.
 
-A recipe is a TOML file. Ours live in `recipes/` and go by their name.
+Ours live in `recipes/` and go by their name.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Record(BaseModel):
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
 
 
-class Experiment(BaseModel):
-    """Everything that decides a run's result."""
+class Recipe(BaseModel):
+    """What a recipe says: everything that decides a run's result."""
 
     model_config = _STRICT
 
@@ -154,19 +154,19 @@ class Experiment(BaseModel):
         return algorithm
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any]) -> Experiment:
+    def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
-        experiment = cls.read(table)
-        experiment.build_algorithm()
-        if experiment.task.function is None:
-            build_partition(experiment.task.partition)
-            target = experiment.evaluation.target
+        recipe = cls.read(table)
+        recipe.build_algorithm()
+        if recipe.task.function is None:
+            build_partition(recipe.task.partition)
+            target = recipe.evaluation.target
             if target is not None:
                 check_accuracy_target(target)
-        return experiment
+        return recipe
 
     @classmethod
-    def read(cls, table: Mapping[str, Any]) -> Experiment:
+    def read(cls, table: Mapping[str, Any]) -> Recipe:
         """The same of a recipe that is only looked at: nothing that it names is imported or called."""
         version = table.get("format", FORMAT)
         if version != FORMAT:
@@ -181,7 +181,7 @@ class Experiment(BaseModel):
         return from_table(self.algorithm)
 
     def grouping(self) -> Grouping:
-        """What a layer is: the experiment's own grouping, or the algorithm's."""
+        """What a layer is: the recipe's own grouping, or the algorithm's."""
         return self.layers.grouping or self.build_algorithm().grouping
 
     def named_code(self) -> list[tuple[str, str]]:
@@ -198,7 +198,7 @@ class Experiment(BaseModel):
         return [found for part in ("task", "algorithm") for found in search(part, table[part])]
 
     def to_toml(self) -> str:
-        """The recipe that gives this experiment again."""
+        """The TOML that gives this recipe again."""
         return tomli_w.dumps(self.to_table())
 
     def to_table(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def load(
     algorithm: str | Mapping[str, Any] | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     seed: int | None = None,
-) -> Experiment:
+) -> Recipe:
     """A recipe with changes: another algorithm ("fedldf:n=4"), settings ("training.rounds=50"), a seed."""
     table = as_table(recipe)
     if algorithm is not None:
@@ -254,7 +254,7 @@ def load(
         set_key(table, key, value)
     if seed is not None:
         table["seed"] = seed
-    return Experiment.parse(table)
+    return Recipe.parse(table)
 
 
 _NAMES = ("task.partition.name", "task.model.name", "algorithm.name", *(f"algorithm.{axis}.name" for axis in AXES))

@@ -86,7 +86,7 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
             raise RunDirectoryError(f"{places}: damaged; {type(error).__name__}: {error}") from None
     return {
         "version": __version__,
-        "title": ", ".join(dict.fromkeys(source.run.experiment.name for source in sources)),
+        "title": ", ".join(dict.fromkeys(source.run.recipe.name for source in sources)),
         "enoughSeeds": ENOUGH_SEEDS,
         "every": detail.every,
         "summary": list(SUMMARY) if detail.summarised else None,
@@ -107,7 +107,7 @@ def _open(path: Path) -> Iterator[Source]:
     inside = [] if (path / "run.json").exists() else [found.parent for found in path.rglob("run.json")]
     for place in sorted(inside, key=_number_by_number) or [path]:  # of a study: CELL/ARM/seed-N
         run = Run(place)
-        yield Source(run, run.experiment.label, run.history())
+        yield Source(run, run.recipe.label, run.history())
 
 
 def _number_by_number(path: Path) -> list[tuple[int, str]]:
@@ -134,9 +134,9 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
     seen: Counter[tuple[str, str, int]] = Counter()
     for source in sources:
         model = f"{source.run.directory.info['clients']} {source.run.directory.info['layers']}"
-        key = (json.dumps(source.run.experiment.essence()), model)
-        again = seen[*key, source.run.experiment.seed]
-        seen[*key, source.run.experiment.seed] += 1
+        key = (json.dumps(source.run.recipe.essence()), model)
+        again = seen[*key, source.run.recipe.seed]
+        seen[*key, source.run.recipe.seed] += 1
         groups.setdefault((*key, again), []).append(source)
     return list(groups.values())
 
@@ -144,9 +144,9 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
 def _names(groups: Sequence[Sequence[Source]]) -> list[str]:
     """The algorithm, on its recipe if there are several; if not enough, with settings that differ, or the directory."""
     runs = [group[0].run for group in groups]
-    tables = [_flat(run.experiment.essence()) for run in runs]
-    several = len({run.experiment.name for run in runs}) > 1
-    names = [f"{g[0].name} on {r.experiment.name}" if several else g[0].name for g, r in zip(groups, runs, strict=True)]
+    tables = [_flat(run.recipe.essence()) for run in runs]
+    several = len({run.recipe.name for run in runs}) > 1
+    names = [f"{g[0].name} on {r.recipe.name}" if several else g[0].name for g, r in zip(groups, runs, strict=True)]
     for name in [name for name, count in Counter(names).items() if count > 1]:
         same = [at for at, other in enumerate(names) if other == name]
         keys = dict.fromkeys(key for at in same for key in tables[at])
@@ -184,7 +184,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _settings(run: Run) -> dict[str, str]:
     """The recipe as dotted keys, without what changes from seed to seed or changes nothing."""
-    flat = _flat(run.experiment.to_table())
+    flat = _flat(run.recipe.to_table())
     return {key: value for key, value in flat.items() if key not in ("seed", "format", "engine.workers")}
 
 
@@ -192,7 +192,7 @@ def _series(name: str, group: Sequence[Source], detail: Detail, partitions: list
     first = group[0].run
     return {
         "name": name,
-        "recipe": first.experiment.name,
+        "recipe": first.recipe.name,
         "clients": first.directory.info["clients"],
         "layers": [
             {"name": str(layer["name"]), "numbers": int(layer["numbers"])} for layer in first.directory.info["layers"]
@@ -210,7 +210,7 @@ def _outcome(group: Sequence[Source]) -> dict[str, Any]:
     counted = [source for source in begun if source.run.finished()] or begun
     summaries = [source.run.summary() for source in counted]
     run = group[0].run
-    metric, target = run.metric, run.experiment.evaluation.target
+    metric, target = run.metric, run.recipe.evaluation.target
     columns = {"final": (metric.name, metric.worst), "best": ("best", metric.worst), "upload": ("upload", math.inf)}
     if target is not None:
         columns |= {
@@ -226,7 +226,7 @@ def _outcome(group: Sequence[Source]) -> dict[str, Any]:
         "metric": metric.name,
         "target": target,
         "within": min((summary["rounds"] for summary in summaries), default=0),
-        "counted": [source.run.experiment.seed for source in counted],
+        "counted": [source.run.recipe.seed for source in counted],
         "seconds": rounded(sum(line["seconds"] for source in counted for line in source.history)),
         **estimates,
     }
@@ -294,9 +294,7 @@ class Curve:
 
 def _measurements(source: Source) -> dict[str, Curve]:
     run, metric = source.run, source.run.metric
-    sets = dict.fromkeys(
-        [*run.experiment.evaluation.on, *(name for line in source.history for name in line["metrics"])]
-    )
+    sets = dict.fromkeys([*run.recipe.evaluation.on, *(name for line in source.history for name in line["metrics"])])
     wanted = [(f"{metric.name} on {name}", name, metric.name, metric.direction) for name in sets]
     wanted += [(f"loss on {name}", name, "loss", "min") for name in sets if metric.name != "loss"]
     curves = {}
@@ -308,7 +306,7 @@ def _measurements(source: Source) -> dict[str, Curve]:
             if figure in values:
                 points[int(line["round"])] = (float(line["upload_total"]), _or_worst(values[figure], worst))
         if points:
-            curves[label] = Curve(run.experiment.seed, better, points)
+            curves[label] = Curve(run.recipe.seed, better, points)
     return curves
 
 
@@ -318,16 +316,16 @@ def _measurements(source: Source) -> dict[str, Curve]:
 def _run(source: Source, detail: Detail, partitions: list[dict[str, Any]]) -> dict[str, Any]:
     run, history = source.run, source.history
     data = run.directory.info["data"]
-    recorded = run.experiment.record.layers
+    recorded = run.recipe.record.layers
     records = {line["round"]: _record(source, line["round"]) for line in history} if recorded else {}
     return {
-        "seed": run.experiment.seed,
+        "seed": run.recipe.seed,
         "path": str(run.path),
         "created": str(run.directory.info["created"]),
         "data": f"{data.get('dataset', 'its own')} ({data['source']})" if "source" in data else None,
         "finished": run.finished(),
         "rounds": len(history),
-        "planned": run.experiment.training.rounds,
+        "planned": run.recipe.training.rounds,
         "shown": detail.rounds(len(history)),
         "figures": _figures(records, detail) if records else None,
         "bytes": _bytes(history, source.layers, detail),

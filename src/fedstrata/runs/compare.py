@@ -18,7 +18,7 @@ from math import comb
 from pathlib import Path
 
 from fedstrata.core.errors import RecipeError, RunDirectoryError
-from fedstrata.recipes.schema import Experiment, load
+from fedstrata.recipes.schema import Recipe, load
 from fedstrata.runs.files import WHILE_WRITING, Folder, locked
 from fedstrata.runs.runner import Line, Run
 
@@ -33,7 +33,7 @@ class Cell:
 
     algorithm: str
     seed: int
-    experiment: Experiment
+    recipe: Recipe
     path: Path
 
 
@@ -57,22 +57,22 @@ def plan(
     data: Path | None = None,
 ) -> Comparison:
     """Check every cell before the first one runs. The same request finds the same directory again."""
-    from fedstrata.recipes.prepared import prepare
+    from fedstrata.recipes.experiment import build_experiment
 
     for name, values in (("--algorithms", algorithms), ("--seeds", seeds)):
         if not values:
             raise RecipeError(name, list(values), "names nothing to run")
         if len(set(values)) < len(values):
             raise RecipeError(name, list(values), "names the same one twice")
-    experiments = {(a, s): load(recipe, algorithm=a, settings=settings, seed=s) for a in algorithms for s in seeds}
-    first = experiments[algorithms[0], seeds[0]]
-    request = {a: experiments[a, seeds[0]].essence() for a in algorithms}
+    recipes = {(a, s): load(recipe, algorithm=a, settings=settings, seed=s) for a in algorithms for s in seeds}
+    first = recipes[algorithms[0], seeds[0]]
+    request = {a: recipes[a, seeds[0]].essence() for a in algorithms}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
-    cells = tuple(Cell(a, s, experiments[a, s], _folder(path, a, s)) for s in seeds for a in algorithms)
-    task = prepare(first, data=data).task
+    cells = tuple(Cell(a, s, recipes[a, s], _folder(path, a, s)) for s in seeds for a in algorithms)
+    task = build_experiment(first, data=data).task
     for algorithm in algorithms:
-        prepare(experiments[algorithm, seeds[0]], task).warn()
+        build_experiment(recipes[algorithm, seeds[0]], task).warn()
     _claim(path, first.name, digest, list(algorithms), list(seeds))
     return Comparison(tuple(algorithms), tuple(seeds), cells, path)
 
@@ -81,7 +81,7 @@ def begun_cells(path: Path) -> list[Cell]:
     """Every run of a comparison that was begun, whether it is finished or not."""
     content = Folder(path).read_versioned("compare.json", (FORMAT,))
     folders = [(a, seed, _folder(path, a, seed)) for seed in content["seeds"] for a in content["algorithms"]]
-    return [Cell(a, seed, Run(at).experiment, at) for a, seed, at in folders if (at / "run.json").exists()]
+    return [Cell(a, seed, Run(at).recipe, at) for a, seed, at in folders if (at / "run.json").exists()]
 
 
 def reopen_comparison(path: Path) -> Comparison:
@@ -125,20 +125,20 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
 
 def run_cell(cell: Cell, data: Path | None = None) -> Iterator[Line]:
     """Run one cell, or what is left of it, and yield its rounds; a finished one yields nothing."""
-    from fedstrata.recipes.prepared import prepare
+    from fedstrata.recipes.experiment import build_experiment
 
     Folder(cell.path.parents[1]).folder("/".join(cell.path.parts[-2:]))  # no link has come in between
     if (cell.path / "run.json").exists():
         run = Run(cell.path)
-        found, asked = run.experiment, cell.experiment
+        found, asked = run.recipe, cell.recipe
         if (found.seed, found.essence()) != (asked.seed, asked.essence()):
             raise RunDirectoryError(f"{cell.path} was run with another recipe; choose another --out")
         if not run.finished():
             yield from run.rounds(data=data)
         return
-    prepared = prepare(cell.experiment, data=data)
-    prepared.require_data()
-    yield from Run.start(prepared, cell.path).rounds(prepared)
+    experiment = build_experiment(cell.recipe, data=data)
+    experiment.require_data()
+    yield from Run.start(experiment, cell.path).rounds(experiment)
 
 
 def write_results(comparison: Comparison) -> Path:
@@ -184,14 +184,14 @@ def outcome(run: Run) -> Outcome:
     """The figures of a finished run."""
     summary = run.summary()
     final = summary[run.metric.name]
-    has_target = run.experiment.evaluation.target is not None
+    has_target = run.recipe.evaluation.target is not None
     reached, upload = summary["rounds_to_target"], summary["upload_to_target"]
     return Outcome(
         metric=run.metric.worst if final is None or math.isnan(final) else final,
         rounds_to_target=(reached if reached is not None else math.inf) if has_target else None,
         upload=summary["upload"],
         upload_to_target=(upload if upload is not None else math.inf) if has_target else None,
-        limit=run.experiment.training.rounds,
+        limit=run.recipe.training.rounds,
     )
 
 

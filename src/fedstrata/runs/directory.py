@@ -34,7 +34,7 @@ from safetensors.numpy import save
 from fedstrata.core.determinism import ARITHMETIC
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.core.lazy import torch
-from fedstrata.recipes.schema import Experiment
+from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.files import TEMPORARY, WHILE_WRITING, Folder, locked, sync_folder
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class RunDirectory:
         if type(self.arithmetic) is not int or self.arithmetic < 1:
             raise RunDirectoryError(f"{self.path}/run.json is damaged: arithmetic = {self.arithmetic!r}")
         self._read_environments()
-        self.experiment = self._read_recipe()
+        self.recipe = self._read_recipe()
 
     def _read_environments(self) -> None:
         first = {"round": 1, "versions": self.info.get("versions", {})}
@@ -137,7 +137,7 @@ class RunDirectory:
         """The versions it was computed with, each with the first round that was."""
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, info: Mapping[str, Any], state: ServerState) -> RunDirectory:
+    def create(cls, path: Path, recipe: Recipe, info: Mapping[str, Any], state: ServerState) -> RunDirectory:
         """Make a new run directory; it appears complete or not at all."""
         if path.resolve() == Path.cwd():  # it is moved into place whole, which would pull the ground away
             raise RunDirectoryError(f"{path} is the folder you are in; choose another --out")
@@ -149,17 +149,17 @@ class RunDirectory:
             shutil.rmtree(fresh, ignore_errors=True)
             for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
                 folder.mkdir()
-            files, recipe, run = Folder(fresh), experiment.to_toml().encode(), secrets.token_hex(8)
-            about = {"format": FORMAT, "id": run, "recipe_sha256": _sha256(recipe), "arithmetic": ARITHMETIC}
+            files, text, run = Folder(fresh), recipe.to_toml().encode(), secrets.token_hex(8)
+            about = {"format": FORMAT, "id": run, "recipe_sha256": _sha256(text), "arithmetic": ARITHMETIC}
             files.write("run.json", _json(about | {"versions": versions(), **info}))
-            files.write("recipe.toml", recipe)
+            files.write("recipe.toml", text)
             files.write("history.jsonl", b"")
             _write_checkpoint(files, state, run)
             os.rename(fresh, path)
             sync_folder(path.parent)
         return cls(path)
 
-    def _read_recipe(self) -> Experiment:
+    def _read_recipe(self) -> Recipe:
         path = self.path / "recipe.toml"
         try:
             content = self._files.read("recipe.toml")
@@ -169,7 +169,7 @@ class RunDirectory:
         known = (self.info.get("recipe_sha256"), self.info.get("recipe_sha256_before"))
         if self.id is not None and _sha256(content) not in known:
             raise RunDirectoryError(f"{path} was edited after the run began; put it back, or begin a new run with it")
-        return Experiment.read(table)  # someone else may have written it
+        return Recipe.read(table)  # someone else may have written it
 
     def require_resumable(self, strict: bool = False) -> None:
         """Refuse to go on where files do not say that they belong together, or where bits would not.
@@ -216,14 +216,14 @@ class RunDirectory:
     def _done(self) -> int:
         return max(self._rounds("checkpoints"), default=0)
 
-    def rewrite_recipe(self, experiment: Experiment) -> None:
+    def rewrite_recipe(self, recipe: Recipe) -> None:
         """Store a changed recipe (a run that is extended). Killed in between, it is the one before."""
-        recipe = experiment.to_toml().encode()
-        info = {**self.info, "recipe_sha256": _sha256(recipe)}
+        text = recipe.to_toml().encode()
+        info = {**self.info, "recipe_sha256": _sha256(text)}
         info["recipe_sha256_before"] = _sha256(self._files.read("recipe.toml"))
         self._files.write("run.json", _json(info))
-        self._files.write("recipe.toml", recipe)
-        self.info, self.experiment = info, experiment
+        self._files.write("recipe.toml", text)
+        self.info, self.recipe = info, recipe
         self._settle_recipe()
 
     def _settle_recipe(self) -> None:
@@ -277,7 +277,7 @@ class RunDirectory:
         """
         self._settle_recipe()
         kept = self.history()[:round]
-        rounds, every = self.experiment.training.rounds, self.experiment.evaluation.every
+        rounds, every = self.recipe.training.rounds, self.recipe.evaluation.every
         if kept and round < rounds and round % every:
             kept[-1]["metrics"], kept[-1]["unmeasured"] = {}, []
             kept[-1]["bytes"]["evaluation"] = 0

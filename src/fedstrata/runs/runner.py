@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.algorithms import to_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
-from fedstrata.recipes import schema as experiments
-from fedstrata.recipes.schema import Experiment
+from fedstrata.recipes.schema import Recipe, as_table, load, parse_setting, set_key
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import write_whole
 from fedstrata.tasks.config import PYTHON_TASK
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from fedstrata.clients.evaluation import Figures, Unmeasured
     from fedstrata.core.layers import Layers
     from fedstrata.core.rounds import Engine, RoundRecord
-    from fedstrata.recipes.prepared import Prepared
+    from fedstrata.recipes.experiment import Experiment
     from fedstrata.tasks.task import Task
 
 CHANGEABLE_ON_RESUME = (
@@ -63,48 +62,51 @@ class Run:
     @classmethod
     def create(
         cls,
-        experiment: Experiment,
+        recipe: Recipe,
         out: str | Path | None = None,
         *,
         task: Task | None = None,
         data: Path | None = None,
-    ) -> tuple[Run, Prepared]:
+    ) -> tuple[Run, Experiment]:
         """Check everything, and make the run directory."""
-        from fedstrata.recipes.prepared import prepare
+        from fedstrata.recipes.experiment import build_experiment
 
         if task is not None:
-            experiment = experiment.model_copy(
-                update={"task": experiment.task.model_copy(update={"function": PYTHON_TASK})}
-            )
-        prepared = prepare(experiment, task, data)
-        prepared.require_data()
-        prepared.warn()
-        return cls.start(prepared, out), prepared
+            recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"function": PYTHON_TASK})})
+        experiment = build_experiment(recipe, task, data)
+        experiment.require_data()
+        experiment.warn()
+        return cls.start(experiment, out), experiment
 
     @classmethod
-    def start(cls, prepared: Prepared, out: str | Path | None = None) -> Run:
-        """Make the run directory of what is prepared."""
+    def start(cls, experiment: Experiment, out: str | Path | None = None) -> Run:
+        """Make the run directory of an experiment."""
         created = datetime.now().astimezone().isoformat(timespec="seconds")
-        about, state = {"created": created, **prepared.described()}, prepared.first_state()
+        about, state = {"created": created, **experiment.described()}, experiment.first_state()
         while True:
-            path = Path(out) if out is not None else default_directory(prepared.experiment)
+            path = Path(out) if out is not None else default_directory(experiment.recipe)
             try:
-                RunDirectory.create(path, prepared.experiment, about, state)
+                RunDirectory.create(path, experiment.recipe, about, state)
             except RunDirectoryError:
                 if out is not None or not path.exists():
                     raise  # else another process took the name a moment ago
             else:
                 return cls(path)
 
-    def prepare(self, **sources: Any) -> Prepared:
+    def build_experiment(self, **sources: Any) -> Experiment:
         """Load what the run needs to go on."""
-        from fedstrata.recipes.prepared import prepare
+        from fedstrata.recipes.experiment import build_experiment
 
         self.directory.require_resumable()
-        return prepare(self.experiment, **sources)
+        return build_experiment(self.recipe, **sources)
 
     def rounds(
-        self, prepared: Prepared | None = None, engine: Engine | None = None, *, strict: bool = False, **sources: Any
+        self,
+        experiment: Experiment | None = None,
+        engine: Engine | None = None,
+        *,
+        strict: bool = False,
+        **sources: Any,
     ) -> Iterator[Line]:
         """Run what is left of the experiment and yield each round's history line when it is stored.
 
@@ -119,9 +121,9 @@ class Run:
         directory.require_resumable(strict)
         with ExitStack() as stack:
             stack.enter_context(directory.locked())
-            if prepared is None:
-                prepared = self.prepare(**sources)
-            whole = directory.latest(prepared.layers)  # the last state whose line is in the history
+            if experiment is None:
+                experiment = self.build_experiment(**sources)
+            whole = directory.latest(experiment.layers)  # the last state whose line is in the history
             directory.rewind(whole.round)
             past = directory.history()
             if self._is_over(past, whole.round):
@@ -131,28 +133,28 @@ class Run:
                 _log.warning("%s", printable(what))
             upload = past[-1]["upload_total"] if past else 0
             after, stored = whole, whole.round  # the newest state, and the last checkpoint
-            engine = stack.enter_context(open_engine(prepared) if engine is None else nullcontext(engine))
-            config, settings = prepared.experiment.evaluation, prepared.experiment.record
-            rounds = prepared.experiment.training.rounds
+            engine = stack.enter_context(open_engine(experiment) if engine is None else nullcontext(engine))
+            config, settings = experiment.recipe.evaluation, experiment.recipe.record
+            rounds = experiment.recipe.training.rounds
             try:
-                for after, record in fit(whole, prepared.algorithm, engine, prepared.plan):
+                for after, record in fit(whole, experiment.algorithm, engine, experiment.plan):
                     started = time.perf_counter()
                     figures: Figures = {}
                     unmeasured: Unmeasured = []
                     if record.round % config.every == 0 or record.round == rounds:
                         figures, unmeasured = evaluate(
                             engine,
-                            prepared.task,
+                            experiment.task,
                             after.model,
                             config.on,
                             record.round,
-                            prepared.experiment.seed,
+                            experiment.recipe.seed,
                             config.clients,
                             record.attempt,
                         )
                     upload += record.ledger.upload
                     seconds = record.seconds + time.perf_counter() - started
-                    line = _line(record, prepared.layers, figures, unmeasured, upload, seconds)
+                    line = _line(record, experiment.layers, figures, unmeasured, upload, seconds)
                     if settings.layers:
                         directory.store_figures(record)
                     directory.append_history(line)
@@ -171,10 +173,10 @@ class Run:
                     directory.store_checkpoint(whole)
 
     def _is_over(self, history: list[Line], round: int) -> bool:
-        experiment = self.directory.experiment
-        if round >= experiment.training.rounds:
+        recipe = self.directory.recipe
+        if round >= recipe.training.rounds:
             return True
-        return experiment.evaluation.stop_at_target and self.rounds_to_target(history) is not None
+        return recipe.evaluation.stop_at_target and self.rounds_to_target(history) is not None
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -184,9 +186,9 @@ class Run:
         return self.directory.path
 
     @property
-    def experiment(self) -> Experiment:
+    def recipe(self) -> Recipe:
         """Its recipe."""
-        return self.directory.experiment
+        return self.directory.recipe
 
     @property
     def layer_names(self) -> list[str]:
@@ -217,7 +219,7 @@ class Run:
 
     def curve(self, history: list[Line] | None = None) -> list[tuple[int, float]]:
         """The metric over rounds, on the set that decides."""
-        decisive = self.experiment.evaluation.on[0]
+        decisive = self.recipe.evaluation.on[0]
         lines = self.history() if history is None else history
         name = self.metric.name
         measured = [(line["round"], line["metrics"][decisive][name]) for line in lines if decisive in line["metrics"]]
@@ -225,7 +227,7 @@ class Run:
 
     def rounds_to_target(self, history: list[Line] | None = None) -> int | None:
         """The first round that reached the target; None if none did (or there is no target)."""
-        target = self.experiment.evaluation.target
+        target = self.recipe.evaluation.target
         if target is None:
             return None
         return next((round for round, value in self.curve(history) if self.metric.reached(value, target)), None)
@@ -239,8 +241,8 @@ class Run:
         reached = self.rounds_to_target(history)
         to_target = next((line["upload_total"] for line in history if line["round"] == reached), None)
         return {
-            "algorithm": self.experiment.label,
-            "seed": self.experiment.seed,
+            "algorithm": self.recipe.label,
+            "seed": self.recipe.seed,
             "rounds": history[-1]["round"] if history else 0,
             metric.name: values[-1] if values else None,
             "measured_in_round": curve[-1][0] if curve else None,
@@ -253,20 +255,20 @@ class Run:
 
     def announce_imports(self) -> None:
         """Say what code the recipe names, which may be somebody else's, before it is imported."""
-        for field, name in self.experiment.named_code():
+        for field, name in self.recipe.named_code():
             what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
             _log.warning("%s", printable(what))
 
     def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
         """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
         from fedstrata.clients.modules import is_whole
-        from fedstrata.recipes.prepared import prepare
+        from fedstrata.recipes.experiment import build_experiment
 
         if task is None:
             self.announce_imports()
-        prepared = prepare(self.experiment, task, data)
-        model = prepared.build()
-        prepared.layers.load(model, self.directory.latest(prepared.layers).model)
+        experiment = build_experiment(self.recipe, task, data)
+        model = experiment.build()
+        experiment.layers.load(model, self.directory.latest(experiment.layers).model)
         for tensor in (*model.parameters(), *model.buffers()):
             if is_whole(tensor):  # and not a part of another
                 tensor.data = tensor.data.contiguous()  # as files and `view` want it
@@ -283,7 +285,7 @@ class Run:
         target.parent.mkdir(parents=True, exist_ok=True)
         state = self.model(task=task, data=data).state_dict()
         tensors = {name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, Tensor)}
-        metadata = {"experiment": self.experiment.name, "algorithm": self.experiment.label}
+        metadata = {"experiment": self.recipe.name, "algorithm": self.recipe.label}
         write_whole(target, save(tensors, metadata))
 
 
@@ -292,7 +294,7 @@ def _no_function(outputs: Any, targets: Any) -> float:
 
 
 def run(
-    recipe: str | Path | Mapping[str, Any] | Experiment = "quickstart",
+    recipe: str | Path | Mapping[str, Any] | Recipe = "quickstart",
     *,
     task: Task | None = None,
     algorithm: str | Mapping[str, Any] | Algorithm | None = None,
@@ -302,17 +304,17 @@ def run(
     data: str | Path | None = None,
     on_round: Callable[[Line], None] | None = None,
 ) -> Run:
-    """Run a recipe to its end, by name, path, table or as an Experiment, or your own Task, and return the Run."""
-    table = recipe.to_table() if isinstance(recipe, Experiment) else experiments.as_table(recipe)
+    """Run a recipe to its end, by name, path, table or as a Recipe, or your own Task, and return the Run."""
+    table = recipe.to_table() if isinstance(recipe, Recipe) else as_table(recipe)
     if isinstance(algorithm, Algorithm):
-        if not table.get("layers"):  # the experiment's own grouping comes first
+        if not table.get("layers"):  # the recipe's own grouping comes first
             settings = {"layers.grouping": algorithm.grouping, **_as_mapping(settings)}
         algorithm = to_table(algorithm)
     if task is not None:
         settings = {"task.function": PYTHON_TASK, **_as_mapping(settings)}
-    recipe = experiments.load(table, algorithm=algorithm, settings=settings, seed=seed)
-    new, prepared = Run.create(recipe, out, task=task, data=Path(data) if data is not None else None)
-    for line in new.rounds(prepared):
+    recipe = load(table, algorithm=algorithm, settings=settings, seed=seed)
+    new, experiment = Run.create(recipe, out, task=task, data=Path(data) if data is not None else None)
+    for line in new.rounds(experiment):
         if on_round is not None:
             on_round(line)
     return new
@@ -348,13 +350,13 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), s
         return old
     with old.directory.locked():
         old.directory.reread()  # another process may have extended it a moment ago
-        table = old.experiment.to_table()
+        table = old.recipe.to_table()
         for key, value in changes.items():
             if key not in CHANGEABLE_ON_RESUME:
                 allowed = ", ".join(CHANGEABLE_ON_RESUME)
                 raise RecipeError(key, value, f"cannot change when a run is resumed; only {allowed} can")
-            experiments.set_key(table, key, value)
-        changed = Experiment.parse(table)
+            set_key(table, key, value)
+        changed = Recipe.parse(table)
         done = old.directory.last_checkpoint().round
         if changed.training.rounds < done:
             raise RecipeError("training.rounds", changed.training.rounds, f"{done} rounds are already done")
@@ -363,13 +365,13 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), s
 
 
 def _as_mapping(settings: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    return dict(settings.items() if isinstance(settings, Mapping) else map(experiments.parse_setting, settings))
+    return dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
 
 
-def default_directory(experiment: Experiment) -> Path:
+def default_directory(recipe: Recipe) -> Path:
     """`runs/<recipe>-<algorithm>-s<seed>-<time>`, with a number behind it if that is taken."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{experiment.name}-{experiment.label}-s{experiment.seed}-{stamp}"
+    name = f"{recipe.name}-{recipe.label}-s{recipe.seed}-{stamp}"
     base = Path("runs") / name
     path, number = base, 1
     while path.exists():

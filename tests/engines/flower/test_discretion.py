@@ -34,7 +34,7 @@ from fedstrata.engines.flower import failures
 from fedstrata.engines.flower.client import SIMULATED
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed, type_name
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from tests.support.fake_grid import FakeGrid
 from tests.support.searching import SECRET, is_in
@@ -59,10 +59,10 @@ class Ward:
     def __init__(self, folder: Path, data: str, recipe: dict[str, Any] = RECIPE, **options: Any) -> None:
         path = folder / "ward.toml"
         path.write_text(tomli_w.dumps(recipe))
-        self.prepared: Prepared = prepare(load(path, settings={"engine.name": "flower"}))
+        self.experiment: Experiment = build_experiment(load(path, settings={"engine.name": "flower"}))
         self.grid = FakeGrid(path, 0)
         self.grid.join(1000, 0, data=data)
-        self.engine = FlowerEngine(self.grid, self.prepared, 1, timeout=0.05, poll=0.001, **options)
+        self.engine = FlowerEngine(self.grid, self.experiment, 1, timeout=0.05, poll=0.001, **options)
 
     def problem(self) -> str:
         """Why the node is not there."""
@@ -72,8 +72,8 @@ class Ward:
 
     def ask(self, kind: Any, **changes: Any) -> Reply:
         """The reply to an order."""
-        model = None if kind == "upload" else self.prepared.first_state().model
-        mask = torch.ones(len(self.prepared.layers), dtype=torch.bool)
+        model = None if kind == "upload" else self.experiment.first_state().model
+        mask = torch.ones(len(self.experiment.layers), dtype=torch.bool)
         [reply] = self.engine.exchange([Order(kind, 3, 1, 0, model=model, mask=mask, **changes)])
         return reply
 
@@ -345,7 +345,7 @@ def test_all_that_leaves_a_node_that_is_well(tmp_path: Path) -> None:
     replies = [ward.ask("train"), ward.ask("train", answer="scores"), ward.ask("upload"), ward.ask("evaluate")]
     assert [reply.error for reply in replies] == [None] * 4
     header = ["schema", "kind", "round", "attempt", "client", "size"]
-    layers = list(ward.prepared.layers.names)
+    layers = list(ward.experiment.layers.names)
     assert [{name: list(record) for name, record in content.items()} for _, content, _ in ward.grid.wire] == [
         {"hello": ["schema", "client", "size", "held_out", "agreement"]},
         {"reply": header, "metrics": ["loss"], "figures": ["stiffness"], "layers": layers},

@@ -28,13 +28,13 @@ from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.engines.flower.server import RemoteData, serve
 from fedstrata.engines.local import LocalEngine
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from tests.support.fake_grid import FakeGrid, Fault, gone
 
 CLIENTS = 4
-Recipe = Callable[..., Path]
+RecipeFile = Callable[..., Path]
 
 
 def on_flower(grid: FakeGrid, out: Path, **config: Any) -> list[dict[str, Any]]:
@@ -42,32 +42,32 @@ def on_flower(grid: FakeGrid, out: Path, **config: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def federation(recipe: Recipe) -> Callable[..., tuple[Prepared, FakeGrid]]:
+def federation(recipe: RecipeFile) -> Callable[..., tuple[Experiment, FakeGrid]]:
     """The tiny recipe on the server, and four nodes that have it as a file."""
 
-    def make(algorithm: str = "fedavg", settings: dict[str, Any] | None = None) -> tuple[Prepared, FakeGrid]:
+    def make(algorithm: str = "fedavg", settings: dict[str, Any] | None = None) -> tuple[Experiment, FakeGrid]:
         path = recipe({"algorithm": {"name": algorithm}, "engine.name": "flower", **(settings or {})})
-        return prepare(load(path)), FakeGrid(path, CLIENTS)
+        return build_experiment(load(path)), FakeGrid(path, CLIENTS)
 
     return make
 
 
-def rounds(prepared: Prepared, grid: FakeGrid, **options: Any) -> list[tuple[torch.Tensor, RoundRecord]]:
+def rounds(experiment: Experiment, grid: FakeGrid, **options: Any) -> list[tuple[torch.Tensor, RoundRecord]]:
     """All rounds on Flower: models and records."""
-    engine = FlowerEngine(grid, prepared, CLIENTS, **{"timeout": 0.05, "poll": 0.001, **options})
+    engine = FlowerEngine(grid, experiment, CLIENTS, **{"timeout": 0.05, "poll": 0.001, **options})
     engine.wait_for(CLIENTS, 10)
-    return [(s.model, r) for s, r in fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)]
+    return [(s.model, r) for s, r in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)]
 
 
-def rounds_without(prepared: Prepared, lost: Callable[[Order], bool]) -> list[tuple[torch.Tensor, RoundRecord]]:
+def rounds_without(experiment: Experiment, lost: Callable[[Order], bool]) -> list[tuple[torch.Tensor, RoundRecord]]:
     """All rounds on the local engine, where some orders are never answered."""
 
     class Silent(LocalEngine):
         def exchange(self, orders: Any) -> Any:
             return super().exchange([order for order in orders if not lost(order)])
 
-    with Silent(prepared.setup, 1) as engine:
-        return [(s.model, r) for s, r in fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan)]
+    with Silent(experiment.setup, 1) as engine:
+        return [(s.model, r) for s, r in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)]
 
 
 def same_models(left: Any, right: Any) -> None:
@@ -81,7 +81,7 @@ def same_models(left: Any, right: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", NAMED)
 def test_every_algorithm_ends_in_the_local_engines_run(
-    algorithm: str, recipe: Recipe, tmp_path: Path, same_run: Callable[..., None]
+    algorithm: str, recipe: RecipeFile, tmp_path: Path, same_run: Callable[..., None]
 ) -> None:
     """Weights, figures, history with its bytes and losses, checkpoints: all but times and the recipe."""
     path = recipe(
@@ -99,7 +99,7 @@ def test_every_algorithm_ends_in_the_local_engines_run(
 
 @pytest.mark.parametrize("algorithm", ["fedldf", "fedadp", "adaptive_mu"])
 def test_a_server_that_died_goes_on_from_its_checkpoint(
-    algorithm: str, recipe: Recipe, tmp_path: Path, same_run: Callable[..., None]
+    algorithm: str, recipe: RecipeFile, tmp_path: Path, same_run: Callable[..., None]
 ) -> None:
     path = recipe({"algorithm": {"name": algorithm}, "training.rounds": 4})
     on_flower(FakeGrid(path, CLIENTS), tmp_path / "whole")
@@ -112,7 +112,7 @@ def test_a_server_that_died_goes_on_from_its_checkpoint(
 
 
 def test_a_server_that_goes_on_with_another_torch_says_so(
-    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    recipe: RecipeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, out = recipe(), tmp_path / "run"
     dies = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
@@ -127,7 +127,7 @@ def test_a_server_that_goes_on_with_another_torch_says_so(
     assert [entry["round"] for entry in json.loads((out / "run.json").read_text())["later"]] == [2]
 
 
-def test_a_server_does_not_go_on_with_another_arithmetic(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_server_does_not_go_on_with_another_arithmetic(recipe: RecipeFile, tmp_path: Path) -> None:
     """And says so before it waits for nodes, of which there are none."""
     path, out = recipe(), tmp_path / "run"
     dies = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
@@ -139,7 +139,7 @@ def test_a_server_does_not_go_on_with_another_arithmetic(recipe: Recipe, tmp_pat
         on_flower(FakeGrid(path, 0), out)
 
 
-def test_upload_bytes_are_the_ledgers_and_little_more(recipe: Recipe, tmp_path: Path) -> None:
+def test_upload_bytes_are_the_ledgers_and_little_more(recipe: RecipeFile, tmp_path: Path) -> None:
     """Over a whole run, at most 256 bytes an array and 2 kB a message."""
     for algorithm in ("fedavg", "fedldf", "neuron_pruning", "adaptive_mu"):
         grid = FakeGrid(recipe({"algorithm": {"name": algorithm}}, f"{algorithm}.toml"), CLIENTS)
@@ -194,11 +194,11 @@ def without_first_layer(reply: Reply) -> Reply:
 )
 def test_a_bad_reply_costs_the_round_that_client_only(change: Any, status: str, federation: Any) -> None:
     """Whatever client 2 does, the models are those of a run in which it never answered."""
-    prepared, grid = federation()
-    grid.faults[2] = spoiled(change, prepared.layers)
-    results = rounds(prepared, grid)
+    experiment, grid = federation()
+    grid.faults[2] = spoiled(change, experiment.layers)
+    results = rounds(experiment, grid)
     assert results[0][1].status == ("ok", "ok", status, "ok")
-    same_models(results, rounds_without(prepared, lambda order: order.client == 2))
+    same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
 def failing(text: str | None = None) -> Fault:
@@ -248,11 +248,11 @@ def has_died(message: Message, reply: Message) -> Message:
     ],
 )
 def test_a_node_that_fails_costs_the_round_its_client_only(fault: Fault, status: str, federation: Any) -> None:
-    prepared, grid = federation()
+    experiment, grid = federation()
     grid.faults[2] = lambda message, reply: fault(message, reply) if message.metadata.message_type == "train" else reply
-    results = rounds(prepared, grid)
+    results = rounds(experiment, grid)
     assert results[0][1].status == ("ok", "ok", status, "ok")
-    same_models(results, rounds_without(prepared, lambda order: order.client == 2))
+    same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
 def test_a_reply_that_flower_cannot_put_together_costs_its_client_only(federation: Any) -> None:
@@ -260,7 +260,7 @@ def test_a_reply_that_flower_cannot_put_together_costs_its_client_only(federatio
 
     They are gone then, as is everything that was fetched with them; so nothing is.
     """
-    prepared, whole = federation()
+    experiment, whole = federation()
 
     class Torn(FakeGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -269,15 +269,15 @@ def test_a_reply_that_flower_cannot_put_together_costs_its_client_only(federatio
                 raise KeyError("\x1b[2Jno such object")
             return found
 
-    results = rounds(prepared, Torn(whole.recipe, CLIENTS))
+    results = rounds(experiment, Torn(whole.recipe, CLIENTS))
     why = "refused: Flower cannot read it: KeyError: '\\x1b[2Jno such object'"
     assert [record.status for _, record in results] == [("ok", "ok", why, "ok")] * 3
-    same_models(results, rounds_without(prepared, lambda order: order.client == 2))
+    same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
 def test_a_connection_that_breaks_ends_the_run(federation: Any) -> None:
     """That is nobody's fault who could be left out; the run goes on from its checkpoint."""
-    prepared, whole = federation()
+    experiment, whole = federation()
 
     class Broken(FakeGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -286,16 +286,16 @@ def test_a_connection_that_breaks_ends_the_run(federation: Any) -> None:
             return super().pull_messages(message_ids)
 
     with pytest.raises(ConnectionError):
-        rounds(prepared, Broken(whole.recipe, CLIENTS))
+        rounds(experiment, Broken(whole.recipe, CLIENTS))
 
 
 def test_what_a_client_writes_cannot_reach_a_terminal(federation: Any) -> None:
     """In one line, without control characters, and not for ever; where its text is shown at all."""
-    prepared, grid = federation("fedavg", {"training.rounds": 1})
+    experiment, grid = federation("fedavg", {"training.rounds": 1})
     text = f"\x1b]0;owned\x07\u202e{'a' * 5000}\n\r\x00"
     for client, fault in enumerate((failing(text), lambda message, reply: Message(Error(2, text), reply_to=message))):
         grid.faults[client] = lambda m, r, fault=fault: fault(m, r) if m.metadata.message_type == "train" else r
-    [(_, record)] = rounds(prepared, grid, simulated=True)
+    [(_, record)] = rounds(experiment, grid, simulated=True)
     assert record.status[0].startswith(r"failed: \x1b]0;owned\x07\u202eaaa")
     assert record.status[1].startswith("failed: the ClientApp raised: …aaa")  # the end of a long reason
     for status in record.status:
@@ -305,19 +305,19 @@ def test_what_a_client_writes_cannot_reach_a_terminal(federation: Any) -> None:
 
 def test_a_fault_in_the_second_exchange_costs_that_upload_only(federation: Any) -> None:
     """FedLDF with n = 2: whoever is chosen and silent has no row, and the others' layers count as they came."""
-    prepared, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 2}})
+    experiment, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 2}})
     grid.faults[1] = lambda message, reply: None if message.metadata.message_type == "query.upload" else reply
-    results = rounds(prepared, grid)
+    results = rounds(experiment, grid)
     asked = grid.count("query.upload")
     assert asked
     for _, record in results:
         assert record.status[1] in ("no reply: nothing within 0.05 s", "ok, nothing chosen")
     assert any(record.status[1].startswith("no reply") for _, record in results)
-    same_models(results, rounds_without(prepared, lambda order: (order.kind, order.client) == ("upload", 1)))
+    same_models(results, rounds_without(experiment, lambda order: (order.kind, order.client) == ("upload", 1)))
 
 
 def test_a_node_that_restarts_between_the_exchanges_has_nothing_to_upload(federation: Any) -> None:
-    prepared, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 4}, "training.rounds": 1})
+    experiment, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 4}, "training.rounds": 1})
 
     def restarts(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train":
@@ -325,28 +325,28 @@ def test_a_node_that_restarts_between_the_exchanges_has_nothing_to_upload(federa
         return reply
 
     grid.faults[3] = restarts
-    [(_, record)] = rounds(prepared, grid)
+    [(_, record)] = rounds(experiment, grid)
     assert record.status[:3] == ("ok", "ok", "ok")
     assert record.status[3] == "failed: it has no such update, or cannot upload it (LookupError); its own log says more"
 
 
 def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
     """Three of four are silent in the first attempt; the second one samples and draws for itself."""
-    prepared, grid = federation("fedavg", {"training.min_replies": 0.5, "training.rounds": 1})
+    experiment, grid = federation("fedavg", {"training.min_replies": 0.5, "training.rounds": 1})
 
     def silent_at_first(message: Message, reply: Message) -> Message | None:
         order = message.content.config_records.get("order")
         return None if order is not None and order["attempt"] == 0 else reply
 
     grid.faults |= dict.fromkeys((0, 1, 2), silent_at_first)
-    [(model, record)] = rounds(prepared, grid)
+    [(model, record)] = rounds(experiment, grid)
     assert record.attempt == 1
     assert record.status == ("ok",) * 4
     assert record.earlier == tuple((0, client, "no reply: nothing within 0.05 s") for client in range(3))
-    same_models([(model, record)], rounds_without(prepared, lambda o: o.attempt == 0 and o.client < 3))
+    same_models([(model, record)], rounds_without(experiment, lambda o: o.attempt == 0 and o.client < 3))
 
 
-def test_a_round_that_was_tried_again_is_evaluated(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_round_that_was_tried_again_is_evaluated(recipe: RecipeFile, tmp_path: Path) -> None:
     """A node refuses orders of an attempt that is over; those of the evaluation are of the last one."""
     settings = {"training.min_replies": 0.9, "training.rounds": 2, "engine.timeout": 0.05, "evaluation.on": ["clients"]}
     grid = FakeGrid(recipe({"engine.name": "flower", **settings}), CLIENTS)
@@ -361,7 +361,7 @@ def test_a_round_that_was_tried_again_is_evaluated(recipe: Recipe, tmp_path: Pat
     assert [line["metrics"]["clients"]["clients"] for line in lines] == [CLIENTS, CLIENTS]
 
 
-def test_an_evaluation_that_nobody_answers_loses_no_round(recipe: Recipe, tmp_path: Path) -> None:
+def test_an_evaluation_that_nobody_answers_loses_no_round(recipe: RecipeFile, tmp_path: Path) -> None:
     settings = {"training.rounds": 2, "engine.timeout": 0.05, "evaluation.on": ["clients"]}
     grid = FakeGrid(recipe({"engine.name": "flower", **settings}), CLIENTS)
 
@@ -382,7 +382,7 @@ def test_an_evaluation_that_nobody_answers_loses_no_round(recipe: Recipe, tmp_pa
 
 
 def test_the_log_of_a_round_without_a_loss(
-    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    recipe: RecipeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = {"round": 3, "replies": 4, "clients": 4, "metrics": {"clients": {"loss": None}}, "lost": []}
     line["unmeasured"] = [{"client": 1, "why": "refused: loss is not finite"}]
@@ -393,17 +393,17 @@ def test_the_log_of_a_round_without_a_loss(
 
 
 def test_silence_of_all_is_tried_again_and_then_said(federation: Any) -> None:
-    prepared, grid = federation("fedavg", {"training.attempts": 2})
+    experiment, grid = federation("fedavg", {"training.attempts": 2})
     grid.faults |= dict.fromkeys(range(4), lambda m, r: None if m.metadata.message_type == "train" else r)
     with pytest.raises(
         RoundFailed, match=r"0 of 4 replies usable after 2 attempts; client 0: no reply: nothing within"
     ):
-        rounds(prepared, grid)
+        rounds(experiment, grid)
 
 
 def test_a_late_order_is_not_carried_out(federation: Any) -> None:
     """A round-1 order that arrives in round 2 would overwrite the update that round 2's second exchange asks for."""
-    prepared, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 4}, "training.rounds": 2})
+    experiment, grid = federation("fedldf", {"algorithm": {"name": "fedldf", "n": 4}, "training.rounds": 2})
     first: list[Message] = []
 
     def once_more(message: Message, reply: Message) -> Message:
@@ -414,25 +414,25 @@ def test_a_late_order_is_not_carried_out(federation: Any) -> None:
                 late = grid.carry_out(first[0], grid.nodes[1000])
                 assert late is not None
                 with pytest.raises(NodeFailed, match="a later round or attempt has begun there"):
-                    decode_reply(late.content, prepared.layers)
+                    decode_reply(late.content, experiment.layers)
         return reply
 
     grid.faults[0] = once_more
-    results = rounds(prepared, grid)
+    results = rounds(experiment, grid)
     assert len(first) == 2
     assert results[1][1].status == ("ok",) * 4
-    same_models(results, rounds_without(prepared, lambda order: False))
+    same_models(results, rounds_without(experiment, lambda order: False))
 
 
 def test_an_order_for_somebody_else_or_for_too_much_work_is_not_carried_out(
     federation: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prepared, grid = federation()
+    experiment, grid = federation()
     grid.join(1003, 2)
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(3, 10)
     grid.nodes[1001].node_config["partition-id"] = 0  # it said 1
-    model = prepared.first_state().model
+    model = experiment.first_state().model
     orders = [Order("train", 1, 0, client, model=model, mask=torch.ones(2, dtype=torch.bool)) for client in (0, 1, 3)]
     replies = {reply.client: reply for reply in engine.exchange([replace(orders[0], work=9), *orders[1:]])}
     more = "(MessageError); its own log says more"
@@ -447,19 +447,19 @@ def test_an_order_for_somebody_else_or_for_too_much_work_is_not_carried_out(
 
 
 def test_a_node_is_asked_once_who_it_is(federation: Any) -> None:
-    prepared, grid = federation()
-    rounds(prepared, grid)
+    experiment, grid = federation()
+    rounds(experiment, grid)
     assert grid.count("query.hello") == CLIENTS
     assert grid.count("train") == 3 * CLIENTS
 
 
 def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federation: Any) -> None:
     """Not before: a second node cannot push the first one out."""
-    prepared, grid = federation()
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    experiment, grid = federation()
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     grid.join(7, 1)
-    model = prepared.first_state().model
+    model = experiment.first_state().model
     order = Order("train", 1, 0, 1, model=model, mask=torch.ones(2, dtype=torch.bool))
     for expected in (1001, 7):
         [reply] = engine.exchange([order])
@@ -470,11 +470,11 @@ def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federat
 
 
 def test_a_node_that_was_killed_and_comes_back_takes_part_again(federation: Any) -> None:
-    prepared, grid = federation("fedavg", {"training.rounds": 3})
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    experiment, grid = federation("fedavg", {"training.rounds": 3})
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     records = []
-    for after, record in fit(prepared.first_state(), prepared.algorithm, engine, prepared.plan):
+    for after, record in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan):
         records.append(record)
         if after.round == 1:
             grid.leave(1002)
@@ -484,13 +484,13 @@ def test_a_node_that_was_killed_and_comes_back_takes_part_again(federation: Any)
     assert [record.status[2] for record in records] == ["ok", "no reply: no node that is online has this client", "ok"]
 
 
-def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: Recipe) -> None:
-    prepared, grid = federation()
+def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: RecipeFile) -> None:
+    experiment, grid = federation()
     grid.join(1, 3, recipe=str(recipe({"training.lr": 0.2}, "other.toml")))
     grid.leave(1003)
-    liar = Message(encode_hello(Hello(9, 1, 0, prepared.agreement)), dst_node_id=1, message_type="query")
+    liar = Message(encode_hello(Hello(9, 1, 0, experiment.agreement)), dst_node_id=1, message_type="query")
     grid.faults[2] = lambda message, reply: Message(liar.content, reply_to=message)
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError) as caught:
         engine.wait_for(CLIENTS, 0.02)
     problem = str(caught.value)
@@ -500,12 +500,12 @@ def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: R
     assert engine.sizes.tolist() == [12, 12, 0, 0]
 
 
-def test_a_node_that_was_away_is_asked_again_who_it_is(federation: Any, recipe: Recipe) -> None:
+def test_a_node_that_was_away_is_asked_again_who_it_is(federation: Any, recipe: RecipeFile) -> None:
     """With authentication it has the same id as before, and perhaps the right recipe now."""
-    prepared, grid = federation()
+    experiment, grid = federation()
     other = str(recipe({"training.lr": 0.2}, "other.toml"))
     grid.nodes[1003].node_config["recipe"] = other
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError, match="node 1003: client 3 has another recipe than the server"):
         engine.wait_for(CLIENTS, 0.02)
     grid.leave(1003)
@@ -532,8 +532,8 @@ def test_a_node_that_comes_late_takes_part_from_the_next_round_on(federation: An
 
 
 def test_the_server_knows_sizes_and_has_no_data(federation: Any) -> None:
-    prepared, grid = federation("fedavg", {"evaluation.on": ["clients"], "evaluation.held_out": 0.25})
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    experiment, grid = federation("fedavg", {"evaluation.on": ["clients"], "evaluation.held_out": 0.25})
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     assert engine.sizes.tolist() == [9] * CLIENTS
     assert engine.held_out_sizes.tolist() == [3] * CLIENTS
@@ -543,16 +543,16 @@ def test_the_server_knows_sizes_and_has_no_data(federation: Any) -> None:
 
 def test_no_sample_is_in_any_message(federation: Any) -> None:
     """A node's first image, as it is trained on, occurs in nothing that it sends."""
-    prepared, grid = federation("fedavg", {"evaluation.on": ["clients"]})
-    rounds(prepared, grid)
-    images = [prepared.task.client(k).batch(torch.arange(1).numpy())[0].numpy().tobytes() for k in range(CLIENTS)]
+    experiment, grid = federation("fedavg", {"evaluation.on": ["clients"]})
+    rounds(experiment, grid)
+    images = [experiment.task.client(k).batch(torch.arange(1).numpy())[0].numpy().tobytes() for k in range(CLIENTS)]
     assert grid.wire
     for _, content, _ in grid.wire:
         everything = b"".join(array.data for record in content.array_records.values() for array in record.values())
         assert not any(image in everything for image in images)
 
 
-def test_two_nodes_that_say_to_be_one_client_are_named(recipe: Recipe, tmp_path: Path) -> None:
+def test_two_nodes_that_say_to_be_one_client_are_named(recipe: RecipeFile, tmp_path: Path) -> None:
     grid = FakeGrid(recipe(), CLIENTS)
     grid.leave(1003)
     grid.join(1003, 0)
@@ -561,7 +561,9 @@ def test_two_nodes_that_say_to_be_one_client_are_named(recipe: Recipe, tmp_path:
         on_flower(grid, tmp_path / "run", wait=0.5)
 
 
-def test_a_problem_that_lasts_is_told_once(recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_problem_that_lasts_is_told_once(
+    recipe: RecipeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A node is asked who it is until it can say so."""
     grid = FakeGrid(recipe(), CLIENTS)
     grid.join(1003, 3, recipe="/no/where.toml")
@@ -576,9 +578,9 @@ def test_a_problem_that_lasts_is_told_once(recipe: Recipe, tmp_path: Path, caplo
 
 
 def test_without_flower_one_line_says_what_to_install(
-    recipe: Recipe, cli: Any, monkeypatch: Any, tmp_path: Path
+    recipe: RecipeFile, cli: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fedstrata.recipes.prepared.find_spec", lambda name: None)
+    monkeypatch.setattr("fedstrata.recipes.experiment.find_spec", lambda name: None)
     answer = cli("run", recipe(), "--engine", "flower", "--out", tmp_path / "run")
     assert (answer.code, answer.err) == (
         2,
@@ -607,9 +609,9 @@ def test_a_run_config_that_does_not_say_enough(config: dict[str, Any], problem: 
 
 
 def test_a_node_without_a_recipe_says_so(federation: Any) -> None:
-    prepared, grid = federation()
+    experiment, grid = federation()
     for context in grid.nodes.values():
         del context.node_config["recipe"]
-    engine = FlowerEngine(grid, prepared, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError, match=r"waited 0\.01 s for 4 clients, 0 are here"):
         engine.wait_for(CLIENTS, 0.01)

@@ -52,10 +52,10 @@ class Silent(LocalEngine):
 
 def without_them(table: dict[str, Any], plan: Plan, out: Path) -> Path:
     """The same run on the local engine, with silence in place of faults."""
-    run, prepared = Run.create(load(table), out)
-    with Silent(prepared.setup, 1) as engine:
+    run, experiment = Run.create(load(table), out)
+    with Silent(experiment.setup, 1) as engine:
         engine.plan = plan
-        for _ in run.rounds(prepared, engine):
+        for _ in run.rounds(experiment, engine):
             pass
     return run.path
 

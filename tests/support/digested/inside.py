@@ -70,12 +70,12 @@ class Momentum:
 
 
 def with_server_step(folder: Path, algorithm: Any) -> Values:
-    experiment = fedstrata.load(BASE, algorithm=algorithm, settings=merged(MODELS["batchnorm"], RETRIES))
-    _, prepared = fedstrata.Run.create(experiment, folder / "run")
-    stepping, layers = replace(prepared.algorithm, server=Momentum()), prepared.layers
-    with open_engine(prepared) as engine:
-        first = fedstrata.initial_state(prepared.initial.clone(), stepping, len(prepared.task.clients), layers)
-        states, records = zip(*fedstrata.fit(first, stepping, engine, prepared.plan), strict=True)
+    recipe = fedstrata.load(BASE, algorithm=algorithm, settings=merged(MODELS["batchnorm"], RETRIES))
+    _, experiment = fedstrata.Run.create(recipe, folder / "run")
+    stepping, layers = replace(experiment.algorithm, server=Momentum()), experiment.layers
+    with open_engine(experiment) as engine:
+        first = fedstrata.initial_state(experiment.initial.clone(), stepping, len(experiment.task.clients), layers)
+        states, records = zip(*fedstrata.fit(first, stepping, engine, experiment.plan), strict=True)
     values = values_of_records(records)
     tensors = {name: tensor.contiguous().numpy() for name, tensor in layers.views(states[-1].model).items()}
     values["weights"] += contents(as_arrays(tensors), "at the end")
@@ -186,11 +186,11 @@ FAULTS = OF_ANY | OF_UPDATES | OF_UNITS | OF_SCORES
 
 
 def with_faults(folder: Path, algorithm: str, faults: Callable[[Any], str | None], **settings: Any) -> Values:
-    experiment = fedstrata.load(BASE, algorithm=CHOSEN[algorithm], settings=merged(ALL, settings))
-    run, prepared = fedstrata.Run.create(experiment, folder / "run")
-    with open_engine(prepared) as engine:
+    recipe = fedstrata.load(BASE, algorithm=CHOSEN[algorithm], settings=merged(ALL, settings))
+    run, experiment = fedstrata.Run.create(recipe, folder / "run")
+    with open_engine(experiment) as engine:
         unreliable = Unreliable(engine, faults)
-        end = ending(lambda: list(run.rounds(prepared, unreliable)))
+        end = ending(lambda: list(run.rounds(experiment, unreliable)))
     values = values_of_run(folder / "run", end)
     values["status"] += unreliable.asked
     return values

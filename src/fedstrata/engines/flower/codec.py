@@ -51,7 +51,7 @@ class Hello:
     size: int
     held_out: int
     agreement: str
-    """`Prepared.agreement` of its own recipe."""
+    """`Experiment.agreement` of its own recipe."""
 
 
 def encode_hello(hello: Hello) -> RecordDict:

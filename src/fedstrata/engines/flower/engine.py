@@ -23,7 +23,7 @@ from fedstrata.core.messages import Fault, Kind, Order, Reply
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.flower.grid import fetch
-from fedstrata.recipes.prepared import Prepared
+from fedstrata.recipes.experiment import Experiment
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"
@@ -47,7 +47,7 @@ class FlowerEngine:
     def __init__(
         self,
         grid: Grid,
-        prepared: Prepared,
+        experiment: Experiment,
         clients: int,
         *,
         timeout: float,
@@ -64,9 +64,9 @@ class FlowerEngine:
         self.held_out_sizes = np.zeros(clients, dtype=np.int64)
         self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
         self._simulated = simulated
-        self._layers, self._agreement = prepared.layers, prepared.agreement
-        self._metric = prepared.task.metric.name
-        self._server = Client(prepared.setup)  # the server's own data sets are measured here
+        self._layers, self._agreement = experiment.layers, experiment.agreement
+        self._metric = experiment.task.metric.name
+        self._server = Client(experiment.setup)  # the server's own data sets are measured here
         self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
         self._met: dict[int, Hello] = {}  # in the order in which they came
         self._strange: dict[int, str] = {}  # why a node cannot take part

@@ -32,8 +32,8 @@ from fedstrata.engines.flower.environment import DATA, RECIPE
 from fedstrata.engines.flower.failures import Kind as FailureKind
 from fedstrata.engines.flower.failures import during
 from fedstrata.processes import keep_memory
-from fedstrata.recipes.prepared import prepare
-from fedstrata.recipes.schema import Experiment, load
+from fedstrata.recipes.experiment import build_experiment
+from fedstrata.recipes.schema import Recipe, load
 from fedstrata.tasks.nodes import own_task
 
 _FAILURES: dict[Kind, FailureKind] = {"train": "training", "upload": "upload", "evaluate": "evaluation"}
@@ -127,7 +127,7 @@ def _text(config: Mapping[str, object], key: str) -> str | None:
 
 
 @cache
-def _recipe(path: str) -> Experiment:
+def _recipe(path: str) -> Recipe:
     return load(path, settings={"engine.name": "flower"})
 
 
@@ -136,24 +136,24 @@ def _has_own_data(recipe: str) -> bool:
 
 
 @cache
-def _load(recipe: str, data: str | None, owner: int | None) -> tuple[Client, str]:
+def _load(path: str, data: str | None, owner: int | None) -> tuple[Client, str]:
     """The task and a model, once per process: an actor of a simulation answers for many nodes.
 
     `owner` is the client whose own data `data` is; otherwise all clients' data is in the recipe's data set.
     """
-    experiment = _recipe(recipe)
+    recipe = _recipe(path)
     if owner is None:
         with during("data", of=DataError):
-            prepared = prepare(experiment, data=Path(data).expanduser() if data else None)
+            experiment = build_experiment(recipe, data=Path(data).expanduser() if data else None)
     else:
-        prepared = prepare(experiment)
-        config, held_out = experiment.task.nodes, experiment.evaluation.held_out
+        experiment = build_experiment(recipe)
+        config, held_out = recipe.task.nodes, recipe.evaluation.held_out
         assert config is not None
         with during("data"):
-            task = own_task(prepared.task, config, data, owner, held_out, experiment.seed)
-        prepared = replace(prepared, task=task)
+            task = own_task(experiment.task, config, data, owner, held_out, recipe.seed)
+        experiment = replace(experiment, task=task)
     keep_memory()
-    return Client(prepared.setup), prepared.agreement
+    return Client(experiment.setup), experiment.agreement
 
 
 # --- between two exchanges -----------------------------------------------------------------------------------------

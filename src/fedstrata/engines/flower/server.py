@@ -16,7 +16,7 @@ from fedstrata.core.errors import RecipeError, UserError
 from fedstrata.core.rounds import settle
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.formatting import figure
-from fedstrata.recipes.prepared import Prepared, prepare
+from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.nodes import RemoteData
@@ -46,28 +46,28 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     old = Run(out) if (out / "run.json").exists() else None
     if old is not None:
         old.announce_imports()
-        prepared = old.prepare(data=data)
+        experiment = old.build_experiment(data=data)
     else:
-        prepared = prepare(load(_text(config, "recipe"), settings={"engine.name": "flower"}), data=data)
-    clients = int(config.get("clients") or len(prepared.task.clients))
-    engine = FlowerEngine(grid, prepared, clients, timeout=prepared.experiment.engine.timeout, poll=0.2)
+        experiment = build_experiment(load(_text(config, "recipe"), settings={"engine.name": "flower"}), data=data)
+    clients = int(config.get("clients") or len(experiment.task.clients))
+    engine = FlowerEngine(grid, experiment, clients, timeout=experiment.recipe.engine.timeout, poll=0.2)
     engine.wait_for(int(config.get("min-clients") or clients), float(config.get("wait") or 600))
-    prepared = _with_remote_data(prepared, engine)
+    experiment = _with_remote_data(experiment, engine)
     if old is None:
-        prepared.warn()
-    run = old or Run.start(prepared, out)
-    yield from run.rounds(prepared, engine)
+        experiment.warn()
+    run = old or Run.start(experiment, out)
+    yield from run.rounds(experiment, engine)
 
 
-def _with_remote_data(prepared: Prepared, engine: FlowerEngine) -> Prepared:
+def _with_remote_data(experiment: Experiment, engine: FlowerEngine) -> Experiment:
     """The server's task, with the clients' data where it is, and the algorithm settled for these clients."""
     held_out = RemoteData(engine.held_out_sizes) if engine.held_out_sizes.any() else None
-    notes = dict(prepared.task.notes)
-    if not np.array_equal(engine.sizes, prepared.task.sizes()):
+    notes = dict(experiment.task.notes)
+    if not np.array_equal(engine.sizes, experiment.task.sizes()):
         notes.pop("table", None)  # the recipe's partition, which is not what these nodes have
-    task = replace(prepared.task, clients=RemoteData(engine.sizes), held_out=held_out, notes=notes)
-    cohort = prepared.experiment.training.cohort_size(int((engine.sizes > 0).sum()))
-    return replace(prepared, task=task, algorithm=settle(prepared.experiment.build_algorithm(), cohort))
+    task = replace(experiment.task, clients=RemoteData(engine.sizes), held_out=held_out, notes=notes)
+    cohort = experiment.recipe.training.cohort_size(int((engine.sizes > 0).sum()))
+    return replace(experiment, task=task, algorithm=settle(experiment.recipe.build_algorithm(), cohort))
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:

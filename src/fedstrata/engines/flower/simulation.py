@@ -29,7 +29,7 @@ from fedstrata.engines.flower import client
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.environment import DATA, RECIPE, SIMULATED
 from fedstrata.engines.local import available_workers
-from fedstrata.recipes.prepared import Prepared
+from fedstrata.recipes.experiment import Experiment
 
 _START = 300.0
 """Seconds in which Ray and its actors must have started and loaded their data."""
@@ -41,27 +41,27 @@ _STOP = 10.0
 class FlowerSimulation:
     """A context manager: the engine, while Flower runs."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         if find_spec("ray") is None:
             raise MissingExtra("ray", "flower", "a simulation with Flower")
-        self._prepared = prepared
+        self._experiment = experiment
         self._grids: Queue[Grid] = Queue()
         self._over, self._problem = threading.Event(), ""
         self._thread = threading.Thread()
         self._stack = ExitStack()
 
     def __enter__(self) -> FlowerEngine:
-        prepared = self._prepared
+        experiment = self._experiment
         with ExitStack() as starting:
             # Whoever could write here could have the actors run any function, as a recipe may name any. So the folder
             # has mode 0700, and Ray, which opens its own to everybody, gets one inside. Paths of sockets must be short.
             temporary = tempfile.TemporaryDirectory(prefix="fedstrata-", dir="/tmp", ignore_cleanup_errors=True)
             folder = Path(starting.enter_context(temporary))
             recipe = folder / "recipe.toml"
-            recipe.write_text(prepared.experiment.to_toml(), encoding="utf-8")
+            recipe.write_text(experiment.recipe.to_toml(), encoding="utf-8")
             (folder / "ray").mkdir()
             starting.callback(_let_ray_read_the_environment)
-            starting.enter_context(_environment(_variables(folder, recipe, prepared.data)))
+            starting.enter_context(_environment(_variables(folder, recipe, experiment.data)))
             _let_ray_read_the_environment()
             starting.enter_context(_quiet())
             self._thread = threading.Thread(target=self._run, args=(folder / "ray",), name="flower", daemon=True)
@@ -69,14 +69,14 @@ class FlowerSimulation:
             starting.callback(self._stop)
             engine = FlowerEngine(
                 self._grid(),
-                prepared,
-                len(prepared.task.clients),
-                timeout=prepared.experiment.engine.timeout,
+                experiment,
+                len(experiment.task.clients),
+                timeout=experiment.recipe.engine.timeout,
                 poll=0.02,
                 simulated=True,
                 check=self._check,
             )
-            engine.wait_for(len(prepared.task.clients), _START)
+            engine.wait_for(len(experiment.task.clients), _START)
             self._stack = starting.pop_all()
         return engine
 
@@ -112,14 +112,14 @@ class FlowerSimulation:
             self._grids.put(grid)
             self._over.wait()
 
-        config = self._prepared.experiment.engine
-        workers = min(config.workers or available_workers(), len(self._prepared.task.clients))
+        config = self._experiment.recipe.engine
+        workers = min(config.workers or available_workers(), len(self._experiment.task.clients))
         gpus = 0.0 if config.device == "cpu" else 1.0 / workers
         try:
             run_simulation(
                 server_app=server,
                 client_app=client.app,
-                num_supernodes=len(self._prepared.task.clients),
+                num_supernodes=len(self._experiment.task.clients),
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": gpus},
                     "init_args": {

@@ -1,4 +1,4 @@
-"""An experiment made ready: its task loaded, its model built, everything checked that can be before the first round."""
+"""An experiment: a recipe with its task loaded and its model built, checked as far as can be before round 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.layers import Layers
 from fedstrata.core.rounds import Plan, ServerState, initial_state, settle
-from fedstrata.recipes.schema import Experiment, check_accuracy_target
+from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.metric import ACCURACY
@@ -36,10 +36,10 @@ _log = logging.getLogger("fedstrata")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An experiment with its task loaded and its model understood."""
+class Experiment:
+    """What is run: a recipe, its task loaded, its model understood."""
 
-    experiment: Experiment
+    recipe: Recipe
     task: Task
     algorithm: Algorithm
     build: Callable[[], nn.Module]
@@ -53,7 +53,7 @@ class Prepared:
     @property
     def plan(self) -> Plan:
         """What `fit` needs."""
-        return Plan(self.layers, self.experiment.training, self.experiment.seed, self.experiment.record.layers)
+        return Plan(self.layers, self.recipe.training, self.recipe.seed, self.recipe.record.layers)
 
     @property
     def setup(self) -> Setup:
@@ -63,12 +63,12 @@ class Prepared:
             layers=self.layers,
             objective=self.algorithm.objective,
             selection=self.algorithm.selection,
-            training=self.experiment.training,
-            seed=self.experiment.seed,
+            training=self.recipe.training,
+            seed=self.recipe.seed,
             build=self.build,
-            device=self.experiment.engine.device,
-            record=self.experiment.record.layers,
-            evaluation_batch=self.experiment.evaluation.batch_size,
+            device=self.recipe.engine.device,
+            record=self.recipe.record.layers,
+            evaluation_batch=self.recipe.evaluation.batch_size,
         )
 
     @property
@@ -76,14 +76,14 @@ class Prepared:
         """A digest of what a client must have in common with its server, wherever each has its recipe from."""
         local = {"epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"}
         common = {
-            "seed": self.experiment.seed,
-            "algorithm": self.experiment.algorithm,
-            "training": self.experiment.training.model_dump(mode="json", include=local),
+            "seed": self.recipe.seed,
+            "algorithm": self.recipe.algorithm,
+            "training": self.recipe.training.model_dump(mode="json", include=local),
             "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
             "dtype": str(self.layers.dtype),
         }
-        if self.experiment.task.nodes is not None:
-            common["data"] = self.experiment.task.model_dump(mode="json", include={"inputs", "nodes"})
+        if self.recipe.task.nodes is not None:
+            common["data"] = self.recipe.task.model_dump(mode="json", include={"inputs", "nodes"})
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
     def require_data(self) -> None:
@@ -94,7 +94,7 @@ class Prepared:
 
     def warn(self) -> None:
         """Say so if the objective comes to nothing: it is refreshed with each epoch, and there is no second one."""
-        objective, training = self.algorithm.objective, self.experiment.training
+        objective, training = self.algorithm.objective, self.recipe.training
         sizes = self.task.sizes()
         if training.steps is None:
             field, one_epoch = "training.epochs", training.epochs == 1
@@ -119,7 +119,7 @@ class Prepared:
         if len(notes.get("table", ())) > MOST_COUNTED:
             del notes["table"]
         return {
-            "resolved": {"threads": 1, "dtype": self.experiment.engine.dtype},
+            "resolved": {"threads": 1, "dtype": self.recipe.engine.dtype},
             "metric": {"name": task.metric.name, "direction": task.metric.direction},
             "clients": len(task.clients),
             "layers": [
@@ -141,18 +141,18 @@ class Prepared:
         return initial_state(self.initial.clone(), self.algorithm, len(self.task.clients), self.layers)
 
 
-def prepare(experiment: Experiment, task: Task | None = None, data: Path | None = None) -> Prepared:
+def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None = None) -> Experiment:
     """Load the data and build the model; everything that can be wrong before the first round is found here."""
-    evaluation = experiment.evaluation
-    if experiment.engine.name == "flower":
+    evaluation = recipe.evaluation
+    if recipe.engine.name == "flower":
         if find_spec("flwr") is None:
             raise MissingExtra("flwr", "flower", "engine.name = 'flower'")
-        if experiment.task.function == PYTHON_TASK:
+        if recipe.task.function == PYTHON_TASK:
             problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
             raise RecipeError("engine.name", "flower", problem)
     if task is None:
         held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
-        task = build_task(experiment.task, experiment.seed, held_out, data)
+        task = build_task(recipe.task, recipe.seed, held_out, data)
     if task.metric is ACCURACY and evaluation.target is not None:
         check_accuracy_target(evaluation.target)
     for name in evaluation.on:
@@ -161,28 +161,28 @@ def prepare(experiment: Experiment, task: Task | None = None, data: Path | None 
         if name != "clients" and name not in task.evaluation:
             known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
             raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
-    device = experiment.engine.device
+    device = recipe.engine.device
     if device != "cpu":
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(device.partition(":")[2] or 0) >= devices:
             problem = f"there are {devices}, counted from 0" if devices else "this machine has none that torch can use"
             raise RecipeError("engine.device", device, f"no such CUDA device: {problem}")
-    build = partial(_build, task, experiment)
+    build = partial(_build, task, recipe)
     model = build()
-    wanted, holders = experiment.training.clients_per_round, int((task.sizes() > 0).sum())
+    wanted, holders = recipe.training.clients_per_round, int((task.sizes() > 0).sum())
     if wanted is not None and wanted > len(task.clients):
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
-    algorithm = settle(experiment.build_algorithm(), experiment.training.cohort_size(holders))
-    layers = Layers.of(model, experiment.grouping())
+    algorithm = settle(recipe.build_algorithm(), recipe.training.cohort_size(holders))
+    layers = Layers.of(model, recipe.grouping())
     _check_builder(model, build(), layers)
-    return Prepared(experiment, task, algorithm, build, layers, layers.flatten(model), data)
+    return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
 
 
-def _build(task: Task, experiment: Experiment) -> nn.Module:
+def _build(task: Task, recipe: Recipe) -> nn.Module:
     """A model as every client has it before its first order."""
-    model = build_model(task, experiment.seed, getattr(torch, experiment.engine.dtype))
-    if experiment.training.initial_weights is not None:
-        _load_weights(model, experiment.training.initial_weights)
+    model = build_model(task, recipe.seed, getattr(torch, recipe.engine.dtype))
+    if recipe.training.initial_weights is not None:
+        _load_weights(model, recipe.training.initial_weights)
     return model
 
 
