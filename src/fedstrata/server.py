@@ -211,7 +211,7 @@ class Server:
         try:
             update = self.packing.difference(arrays, self.state.model, everything)
         except NotFinite as problem:
-            return Status("not finite", str(problem))
+            return Status("not finite", problem.what)
         except ReplyError as problem:
             raise RecipeError(f"trained[{at}]", "arrays", str(problem)) from None
         if order.answer == "scores" and isinstance(selection, SelectsAfterScores):

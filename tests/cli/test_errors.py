@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.core.errors import FedstrataError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.record import RoundFailed
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
 from tests.conftest import Answer, process_environment

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from fedstrata.clients.client import Client
 from fedstrata.clients.trainers.perceptron import as_perceptron
 from fedstrata.core.axes import Algorithm
+from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import RoundRecord, fit
+from fedstrata.core.record import RoundRecord
 from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import FedLap, FedProx, Plain

@@ -17,7 +17,8 @@ from torch import nn
 from fedstrata.algorithms import named
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Reply, layers_with_units
-from fedstrata.core.rounds import Plan, fit, initial_state
+from fedstrata.core.fit import Plan, fit
+from fedstrata.core.state import initial_state
 from fedstrata.core.training import Training
 
 class Ready:

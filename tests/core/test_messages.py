@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import ReplyError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order, Reply, check_answers, check_reply, is_finite, layers_with_units
-from fedstrata.core.rounds import aggregate
 from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, Plain
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import RecipeError, RoundFailed
+from fedstrata.core.errors import RecipeError
+from fedstrata.core.fit import fit
 from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import fit
+from fedstrata.core.record import RoundFailed
 from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain

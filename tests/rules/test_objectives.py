@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import fedstrata
 from fedstrata.clients.trainers.springs import Spring, mean_per_layer
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, Objective
 from fedstrata.core.checks import BadValue
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import aggregate
 from fedstrata.core.training import Training
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.runs.compare import plan, run_cell

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, SelectsOnClient
 from fedstrata.core.checks import BadValue
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import aggregate, settle
+from fedstrata.core.round import settle
 from fedstrata.core.training import Training
 from fedstrata.objectives import Plain
 from fedstrata.selections import SELECTIONS, Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers

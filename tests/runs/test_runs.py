@@ -26,7 +26,8 @@ from torch import nn
 import fedstrata
 from fedstrata import runs
 from fedstrata.clients import evaluation
-from fedstrata.core.errors import RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.core.record import RoundFailed
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe, load
 from fedstrata.runs.files import locked

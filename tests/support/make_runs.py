@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core.rounds import Ledger, RoundRecord, ServerState
+from fedstrata.core.record import Ledger, RoundRecord
+from fedstrata.core.state import ServerState
 from fedstrata.recipes.schema import load
 from fedstrata.runs.directory import RunDirectory
 

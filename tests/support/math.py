@@ -14,10 +14,12 @@ from fedstrata.clients.client import Client
 from fedstrata.clients.setup import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import Cohort
+from fedstrata.core.fit import Plan, fit
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import Plan, RoundRecord, ServerState, fit, initial_state
+from fedstrata.core.messages import Answer, Order, Reply
+from fedstrata.core.record import RoundRecord
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
@@ -136,24 +138,26 @@ def run(
 class FaultyEngine:
     """A client in this process whose replies pass through `change(reply, order)`; None is a reply that never comes."""
 
-    def __init__(self, setup: Setup, change: Callable[[Reply, Order], Reply | None] = lambda reply, order: reply):
+    def __init__(self, setup: Setup, change: Callable[[Reply, Order], Answer | None] = lambda reply, order: reply):
         self.sizes = setup.task.sizes()
         self.client, self.change = Client(setup), change
         self.orders: list[Order] = []
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         self.orders += orders
         for order in orders:
-            reply = self.change(self.client.answer(order), order)
-            if reply is not None:
-                yield reply
+            answer = self.client.answer(order)
+            assert isinstance(answer, Reply), answer
+            changed = self.change(answer, order)
+            if changed is not None:
+                yield order, changed
 
 
 def fit_faulty(
     task: Task,
     algorithm: Algorithm,
     training: Training,
-    change: Callable[[Reply, Order], Reply | None] = lambda reply, order: reply,
+    change: Callable[[Reply, Order], Answer | None] = lambda reply, order: reply,
     **options: object,
 ) -> tuple[FaultyEngine, list[ServerState], list[RoundRecord]]:
     """Like `run`, on a `FaultyEngine`."""

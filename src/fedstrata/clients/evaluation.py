@@ -103,7 +103,7 @@ def _check_metrics(reply: Reply, metric: str) -> None:
         if name not in reply.metrics:
             raise ReplyError(f"{name} is missing")
     if not math.isfinite(reply.metrics[metric]):
-        raise NotFinite(f"{metric} is not finite")
+        raise NotFinite(metric)
 
 
 def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:

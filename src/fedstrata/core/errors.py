@@ -80,6 +80,10 @@ class ReplyError(MessageError):
 class NotFinite(ReplyError):
     """A reply whose numbers are NaN, infinite, or so large that their squares are."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not finite")
+        self.what = what
+
 
 _MOST_LETTERS = 1000
 _END_OF_REASON = 300

@@ -152,7 +152,7 @@ def judge(answer: Answer, check: Callable[[Reply], None]) -> tuple[Status, Reply
     try:
         check(answer)
     except NotFinite as problem:
-        return Status("not finite", str(problem)), None
+        return Status("not finite", problem.what), None
     except MessageError as problem:
         return Status("refused", str(problem)), None
     return OK, answer
@@ -172,7 +172,7 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: float | Non
         _check_tensor("scores", reply.scores, (len(layers),), SCORE_DTYPE)
         assert reply.scores is not None
         if not is_finite(reply.scores):
-            raise NotFinite("scores are not finite")
+            raise NotFinite("scores")
         return
     if reply.scores is not None:
         raise ReplyError("scores were sent instead of an update")
@@ -197,9 +197,9 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: float | Non
         names = ", ".join(name for name, sent, asked in wrong if sent != asked)
         raise ReplyError(f"layers {names}: sent without being asked for, or asked for and not sent")
     if not is_finite(reply.update):
-        raise NotFinite("update is not finite")
+        raise NotFinite("update")
     if layers.dtype == torch.float64 and not torch.linalg.vector_norm(reply.update).square().isfinite():
-        raise NotFinite("the squared norm of the update is not finite")  # float32 cannot be so large
+        raise NotFinite("the squared norm of the update")  # float32 cannot be so large
 
 
 def check_size(size: object, samples: float | None, order: Order) -> None:

@@ -82,7 +82,7 @@ class Packing:
             with np.errstate(over="ignore"):
                 array = array.astype(self.dtypes[name])  # a copy, in the dtype that the model has
             if not np.isfinite(array).all():
-                raise NotFinite(f"{name} is not finite")
+                raise NotFinite(name)
             view.copy_(torch.from_numpy(array))
         return flat
 

@@ -33,7 +33,7 @@ def read_reply(reply: Message, read: Callable[[RecordDict], Read]) -> Read | Sta
             return Status(_KINDS.get(reply.error.code, "no reply"), tail(reply.error.reason or ""))
         return read(reply.content)
     except NotFinite as problem:
-        return Status("not finite", str(problem))
+        return Status("not finite", problem.what)
     except ReplyError as problem:
         return Status("refused", str(problem))
     except Exception as error:  # whatever it does to the reader, it is the reply that is wrong
@@ -90,7 +90,7 @@ def read_scores(content: RecordDict, ask: Ask, layers: int) -> Tensor:
     if scores.dtype != np.float32 or scores.shape != (layers,):
         raise ReplyError(f"scores are {scores.dtype} {list(scores.shape)}, expected float32 [{layers}]")
     if not np.isfinite(scores).all():
-        raise NotFinite("scores are not finite")
+        raise NotFinite("scores")
     return torch.from_numpy(scores.copy())
 
 

@@ -18,10 +18,11 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata
 from fedstrata.algorithms import NAMED
-from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RunDirectoryError
+from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import RoundRecord, fit
+from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.engines.flower import server
 from fedstrata.engines.flower.codec import Hello, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.engine import FlowerEngine
