@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsOnClient, State
 from fedstrata.core.checks import require
-from fedstrata.core.errors import NotFinite, RecipeError, ReplyError, RunDirectoryError
+from fedstrata.core.errors import MISSING, NotFinite, RecipeError, ReplyError, RunDirectoryError
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import (
+    MOST_SAMPLES,
     SCORE_DTYPE,
     Answer,
     Order,
@@ -187,17 +188,14 @@ class Server:
         elif len(clients) != len(trained):
             raise RecipeError("clients", list(clients), f"must be as many as there are models, {len(trained)}")
         arrays = [_as_arrays(model) for model in trained]
-        for at, one in enumerate(arrays):
-            if kinds_of(one).keys() != set(self.packing.order):
-                names = ", ".join(sorted(one.keys() ^ set(self.packing.order))[:3])
-                raise RecipeError(f"trained[{at}]", names, "is missing, or is not in the model")
+        updates = [self._update(f"trained[{at}]", one) for at, one in enumerate(arrays)]
         round = self.begin(self.state.round + 1, list(clients))
         at_row = {self.rows[client]: at for at, client in enumerate(clients)}
 
         def exchange(orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
             for order in orders:
                 at = at_row[order.client]
-                yield order, self._answer(order, at, arrays[at], sizes[at])
+                yield order, self._answer(order, updates[at], sizes[at])
 
         play(round, exchange)
         whole = [at_row[int(round.participants.clients[at])] for at in round.trained]
@@ -205,15 +203,21 @@ class Server:
         self.last_record = self.conclude(round, None if largest is None else self.packing.passed(arrays[largest]))
         return self.arrays()
 
-    def _answer(self, order: Order, at: int, arrays: Arrays, size: float) -> Answer:
-        """What a client would answer, whose whole model is at hand; a wrong shape or dtype is the caller's mistake."""
-        selection, everything = self.algorithm.selection, torch.ones(len(self.layers), dtype=torch.bool)
+    def _update(self, where: str, arrays: Arrays) -> Tensor | Status:
+        """How far a client went; a wrong name, shape or dtype is the caller's mistake."""
+        self._check_names(where, arrays)
         try:
-            update = self.packing.difference(arrays, self.state.model, everything)
+            return self.packing.flatten(arrays).sub_(self.state.model)
         except NotFinite as problem:
             return Status("not finite", problem.what)
         except ReplyError as problem:
-            raise RecipeError(f"trained[{at}]", "arrays", str(problem)) from None
+            raise RecipeError(where, MISSING, str(problem)) from None
+
+    def _answer(self, order: Order, update: Tensor | Status, size: float) -> Answer:
+        """What a client would answer, whose whole update is at hand."""
+        if isinstance(update, Status):
+            return update
+        selection, everything = self.algorithm.selection, torch.ones(len(self.layers), dtype=torch.bool)
         if order.answer == "scores" and isinstance(selection, SelectsAfterScores):
             return Reply(size=size, scores=selection.score(update, self.layers).to(SCORE_DTYPE))
         if order.answer == "units" and isinstance(selection, SelectsOnClient):
@@ -228,13 +232,17 @@ class Server:
 
     def _flat(self, arrays: Arrays) -> Tensor:
         """The global model as a flat vector."""
-        if kinds_of(arrays).keys() != set(self.packing.order):
-            names = ", ".join(sorted(arrays.keys() ^ set(self.packing.order))[:3])
-            raise RecipeError("arrays", names, "the global model had other arrays before")
+        self._check_names("arrays", arrays)
         try:
             return self.packing.flatten(arrays)
         except ReplyError as problem:
-            raise RecipeError("arrays", "the global model", str(problem)) from None
+            raise RecipeError("arrays", MISSING, f"the global model: {problem}") from None
+
+    def _check_names(self, where: str, arrays: Arrays) -> None:
+        wrong = sorted(set(arrays) ^ set(self.packing.order))
+        if wrong:
+            problem = "is missing" if wrong[0] in self.packing.order else "is not in the model"
+            raise RecipeError(where, wrong[0], problem)
 
     def _as_given(self, name: str, array: np.ndarray) -> Any:
         return torch.from_numpy(array).to(self._tensors[name]) if name in self._tensors else array
@@ -244,11 +252,12 @@ class Server:
     def save(self, path: str | Path) -> None:
         """Write everything that later rounds depend on, as safetensors; a file that is there is replaced whole."""
         arrays = {"model": self.state.model.numpy()}
-        arrays |= {f"passing/{name}": np.ascontiguousarray(array) for name, array in self._passed.items()}
+        arrays |= {f"passing/{name}": np.array(array, order="C") for name, array in self._passed.items()}
         for part in _PARTS:
             arrays |= {f"{part}/{name}": value.numpy() for name, value in getattr(self.state, part).items()}
         rows = [[_as_json(name), row] for name, row in self.rows.items()]
         about = {"format": FORMAT, "round": self.state.round, "rows": rows, "what": self._fingerprint()}
+        about["sha256"] = _digest(arrays)
         write_whole(Path(path), save(arrays, {"server": json.dumps(about)}))
 
     def load(self, path: str | Path) -> None:
@@ -258,14 +267,14 @@ class Server:
             arrays, metadata = Folder(where.parent).read_arrays(where.name)
             about = json.loads(metadata["server"])
             rows = dict(about["rows"])
-            found, number, what = about["format"], about["round"], about["what"]
+            found, number, what, digest = (about[key] for key in ("format", "round", "what", "sha256"))
         except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
             raise RunDirectoryError(f"{where} is no file that a Server has saved: {error}") from None
         if found != FORMAT:
             raise RunDirectoryError(f"{where}: format = {found!r}, expected {FORMAT}")
         if what != self._fingerprint():
             raise RunDirectoryError(f"{where} is of another algorithm, model or seed than this server")
-        if type(number) is not int or number < 0 or sorted(rows.values()) != list(range(len(rows))):
+        if type(number) is not int or not 0 <= number < MOST_SAMPLES or sorted(rows.values()) != list(range(len(rows))):
             raise RunDirectoryError(f"{where} is damaged: round = {number!r}, rows = {rows!r:.100}")
         fresh = initial_state(self.state.model, self.algorithm, len(rows), self.layers)
         wanted = {"model": fresh.model, **{f"passing/{n}": torch.from_numpy(a) for n, a in self._passed.items()}}
@@ -273,6 +282,8 @@ class Server:
             wanted |= {f"{part}/{name}": value for name, value in getattr(fresh, part).items()}
         if arrays.keys() != wanted.keys():
             raise RunDirectoryError(f"{where} is damaged: it has other arrays than this algorithm's state")
+        if digest != _digest(arrays):
+            raise RunDirectoryError(f"{where} is damaged: its digest does not match")
         for name, array in arrays.items():
             as_it_is = torch.from_numpy(array)
             if (as_it_is.shape, as_it_is.dtype) != (wanted[name].shape, wanted[name].dtype):
@@ -292,6 +303,14 @@ class Server:
 def _below(part: str, arrays: Arrays) -> State:
     prefix = f"{part}/"
     return {n.removeprefix(prefix): torch.from_numpy(a) for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def _digest(arrays: Arrays) -> str:
+    digest = sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name}:{arrays[name].shape}:{arrays[name].dtype};".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
 
 
 def _as_json(name: Any) -> Any:

@@ -99,7 +99,7 @@ class Client:
             with self._random_scope(order):
                 data = self._data(order)
                 if self._by_kernel(data):
-                    return self._train(order, data, buffer)
+                    return self._train(order, data, buffer, by_kernel=True)
             self._rehearse(order, data)
             return self._in_any_layout(order, lambda: self._train(order, self._data(order), buffer))
 
@@ -113,19 +113,21 @@ class Client:
 
     # --- train --------------------------------------------------------------------------------------------------
 
-    def _train(self, order: Order, data: Data, buffer: Tensor | None) -> Reply:
+    def _train(self, order: Order, data: Data, buffer: Tensor | None, by_kernel: bool = False) -> Reply:
         assert order.model is not None
         plan = schedule(len(data), order, self.setup.training, self.setup.seed)
-        flat, loss, stiffness = self._trained(order, data, plan)
+        flat, loss, stiffness = self._trained(order, data, plan, by_kernel)
         update = self._difference(flat, order.model.to(self.device))
         return self._reply(order, len(data), self._kept_in(buffer, update), loss, stiffness)
 
-    def _trained(self, order: Order, data: Data, plan: Schedule) -> tuple[Tensor, float, Tensor | None]:
+    def _trained(
+        self, order: Order, data: Data, plan: Schedule, by_kernel: bool = False
+    ) -> tuple[Tensor, float, Tensor | None]:
         """The weights after the plan's steps, the mean task loss, and the stiffness in the end."""
         assert order.model is not None
         setup, anchor = self.setup, order.model.to(self.device)
         flat = anchor.clone()
-        if self._by_kernel(data):
+        if by_kernel:
             assert self._network is not None
             assert isinstance(data, Samples)
             with torch.no_grad():

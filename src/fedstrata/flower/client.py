@@ -77,7 +77,7 @@ class Spring:
         objective = self._spring.objective
         if objective.refresh == "epoch" and self._epochs == 0:
             raise RuntimeError("this objective wants to know when an epoch begins: loop over spring.epoch(batches)")
-        if springs.is_due(objective, first_of_epoch=self._epoch_begins, first_of_round=self._pulls == 0):
+        if springs.is_due(objective, self._epoch_begins, first_of_round=self._pulls == 0):
             self._spring.refresh()
             self._spring.stiffness = {n: c for n, c in self._spring.stiffness.items() if n not in self._free}
         self._epoch_begins = False
