@@ -243,7 +243,7 @@ def test_a_file_that_is_damaged_or_nobodys(tmp_path: Path) -> None:
         save_file(arrays, path, metadata)
         refused(server, path)
     for name in arrays:
-        for other in (arrays[name][..., None], arrays[name].astype(np.int8), arrays[name] + 1):
+        for other in (arrays[name][..., None], arrays[name].astype(np.int8), np.asarray(arrays[name] + 1)):
             save_file(arrays | {name: other}, path, {"server": json.dumps(about)})
             refused(server, path)
         save_file({k: v for k, v in arrays.items() if k != name}, path, {"server": json.dumps(about)})

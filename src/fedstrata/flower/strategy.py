@@ -309,8 +309,9 @@ class _UnderWay:
             status = self.round.receive(order, read_reply(reply, partial(read, order)))
             if status is not None and not status.counts:
                 log(WARNING, "\t> node %s: %s", order.client, status)
-                self._contents.pop(order.client, None)
-                self._passed.pop(order.client, None)
+                if order.kind == "train":
+                    self._contents.pop(order.client, None)
+                    self._passed.pop(order.client, None)
         for order in waiting.values():
             log(WARNING, "\t> node %s: no reply", order.client)
 
