@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedstrata.core.checks import BadValue
 from fedstrata.core.errors import RecipeError
+from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.schema import (
     Recipe,
+    Training,
     load,
     parse_algorithm,
     parse_setting,
@@ -155,3 +161,42 @@ def test_an_empty_table_of_patterns_is_no_grouping(tiny: Any) -> None:
 def test_unknown_recipe_by_name() -> None:
     with pytest.raises(RecipeError, match="did you mean demo"):
         RECIPES.read("demoo")
+
+
+def test_a_training_table_is_taken_apart() -> None:
+    """What the server decides and what a client does share no key; two keys are neither's."""
+    part, local = ({field.name for field in dataclasses.fields(cls)} for cls in (Participation, LocalTraining))
+    assert not part & local
+    assert set(Training.model_fields) - part - local == {"rounds", "initial_weights"}
+    assert (Training().participation, Training().local) == (Participation(), LocalTraining())
+    given = {"clients_per_round": 3, "attempts": 5, "dropouts": 0.25, "steps": 7, "lr": 0.5, "momentum": 0.75}
+    table = Training(**given)
+    assert dataclasses.asdict(table.participation) | dataclasses.asdict(table.local) == (
+        dataclasses.asdict(Participation()) | dataclasses.asdict(LocalTraining()) | given
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "given"),
+    [
+        *((Participation, {"clients_per_round": value}) for value in (0, -1)),
+        (Participation, {"sampling": "all"}),
+        *((Participation, {key: value}) for key in ("stragglers", "min_replies") for value in (-0.1, 1.1, math.nan)),
+        *((Participation, {"dropouts": value}) for value in (-0.1, 1.0, math.nan)),
+        (Participation, {"attempts": 0}),
+        *((LocalTraining, {key: 0}) for key in ("epochs", "steps", "batch_size", "lr", "lr_decay")),
+        (LocalTraining, {"optimizer": "lion"}),
+        *((LocalTraining, {"lr": value}) for value in (math.inf, math.nan)),
+        (LocalTraining, {"lr_decay": 1.5}),
+        *((LocalTraining, {"momentum": value}) for value in (-0.5, 1.0, math.nan)),
+        *((LocalTraining, {"weight_decay": value}) for value in (-0.5, math.inf, math.nan)),
+    ],
+    ids=str,
+)
+def test_what_training_cannot_be_is_refused_in_python_as_in_a_recipe(cls: Any, given: dict[str, Any]) -> None:
+    ((field, value),) = given.items()
+    with pytest.raises(BadValue, match=f"^{field} ") as refused:
+        cls(**given)
+    assert refused.value.value is value
+    with pytest.raises(RecipeError, match=re.escape(f"training.{field} = {value!r}: ")):
+        Recipe.parse({"training": given})

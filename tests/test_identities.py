@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import angle
 from fedstrata.core.rounds import aggregate
-from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
 

@@ -18,9 +18,9 @@ from fedstrata.clients.trainers.perceptron import as_perceptron
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.layers import Layers
 from fedstrata.core.rounds import RoundRecord, fit
-from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import FedLap, FedProx, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task, as_data
 from fedstrata.weightings import SampleSize

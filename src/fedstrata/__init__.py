@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fedstrata.core.rounds import Plan as Plan
     from fedstrata.core.rounds import fit as fit
     from fedstrata.core.rounds import initial_state as initial_state
+    from fedstrata.core.training import LocalTraining as LocalTraining
+    from fedstrata.core.training import Participation as Participation
     from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
     from fedstrata.runs.runner import Run as Run
@@ -53,6 +55,7 @@ _HOMES = {
     "recipes.schema": ("Recipe", "load"),
     "core.layers": ("Layers",),
     "core.rounds": ("Plan", "fit", "initial_state"),
+    "core.training": ("LocalTraining", "Participation"),
     "runs.runner": ("Run", "resume", "run"),
     "tasks.metric": ("Metric",),
     "tasks.task": ("Task",),

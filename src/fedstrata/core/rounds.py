@@ -25,7 +25,7 @@ from fedstrata.core.determinism import in_threads, steady
 from fedstrata.core.errors import RecipeError, ReplyError, RoundFailed, RuleError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import NOT_FINITE, SCORE_DTYPE, Answer, Order, Reply, check_reply
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining, Participation
 
 ANSWERS: dict[str, Answer] = {
     "before": "layers",
@@ -53,7 +53,9 @@ class Plan:
     """What `fit` needs to know besides the algorithm."""
 
     layers: Layers
-    training: Training
+    rounds: int
+    participation: Participation = field(default_factory=Participation)
+    training: LocalTraining = field(default_factory=LocalTraining)
     seed: int = 0
     record: bool = True
     """Whether to keep the per-layer figures of every round."""
@@ -189,8 +191,8 @@ def fit(
     state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
-    algorithm = settle(algorithm, plan.training.cohort_size(int((engine.sizes > 0).sum())))
-    while state.round < plan.training.rounds:
+    algorithm = settle(algorithm, plan.participation.cohort_size(int((engine.sizes > 0).sum())))
+    while state.round < plan.rounds:
         state, record = _round(state, algorithm, engine, plan)
         yield state, record
 
@@ -212,13 +214,13 @@ def _round(state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan)
     nothing = torch.zeros(len(layers), dtype=torch.int64)
     ledger = Ledger(up=nothing.clone(), down=nothing.clone())
     earlier: list[tuple[int, int, str]] = []
-    for attempt in range(plan.training.attempts):
+    for attempt in range(plan.participation.attempts):
         trial = _Attempt(state, algorithm, engine, plan, number, attempt, ledger)
         trial.run()
         if trial.enough():
             break
         earlier += [(attempt, client, why) for client, why in trial.lost()]
-        if trial.hopeless() or attempt + 1 == plan.training.attempts:
+        if trial.hopeless() or attempt + 1 == plan.participation.attempts:
             tried = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
             problems = [why for _, why in trial.lost()]
             raise RoundFailed(
@@ -294,10 +296,10 @@ class _Attempt:
     ) -> None:
         self.state, self.algorithm, self.engine, self.plan = state, algorithm, engine, plan
         self.number, self.attempt, self.ledger = number, attempt, ledger
-        training, seed = plan.training, plan.seed
-        self.clients = training.sample(engine.sizes, seed, number, attempt)
+        part, seed = plan.participation, plan.seed
+        self.clients = part.sample(engine.sizes, seed, number, attempt)
         self.position = {int(client): at for at, client in enumerate(self.clients)}
-        self.work = np.full(len(self.clients), training.full_work, dtype=np.int64)
+        self.work = np.full(len(self.clients), plan.training.full_work, dtype=np.int64)
         self.losses = np.full(len(self.clients), np.nan)
         self.status = ["no reply"] * len(self.clients)
         self.mask: Tensor | None = None
@@ -305,7 +307,7 @@ class _Attempt:
             generator = rng.generator(seed, "selection", round=number, attempt=attempt)
             mask = algorithm.selection.draw(len(self.clients), plan.layers, generator)
             self.mask = checked_mask(mask, (len(self.clients), len(plan.layers)), algorithm)
-        self.slow = training.draw_stragglers(len(self.clients), seed, number, attempt)
+        self.slow = part.draw_stragglers(len(self.clients), seed, number, attempt, plan.training.full_work)
         for at, work in self.slow.items():
             self.work[at] = work
         self.trained: dict[int, Reply] = {}
@@ -358,10 +360,10 @@ class _Attempt:
 
     def _arrives(self, order: Order) -> bool:
         """Whether the client's answer will be used; what is lost on the way was sent down all the same."""
-        at, training = self.position[order.client], self.plan.training
-        if training.drops_out(self.plan.seed, self.number, self.attempt, order.client):
+        at, part = self.position[order.client], self.plan.participation
+        if part.drops_out(self.plan.seed, self.number, self.attempt, order.client):
             self.status[at] = "dropped out"
-        elif at in self.slow and not training.keep_stragglers:
+        elif at in self.slow and not part.keep_stragglers:
             self.status[at] = "straggler, not waited for"
         else:
             return True
@@ -398,7 +400,7 @@ class _Attempt:
     def enough(self) -> bool:
         """Whether the round can go on."""
         asked = sum(status != "not selected" for status in self.status)
-        needed = self.plan.training.min_replies * asked - 1e-9  # 0.07 · 100 is 7.000000000000001
+        needed = self.plan.participation.min_replies * asked - 1e-9  # 0.07 · 100 is 7.000000000000001
         return bool(self.uploads) and self.usable() >= needed
 
     def hopeless(self) -> bool:

@@ -17,4 +17,4 @@ def open_engine(experiment: Experiment) -> AbstractContextManager[Engine]:
         return FlowerSimulation(experiment)
     from fedstrata.engines.local import LocalEngine
 
-    return LocalEngine(experiment.setup, experiment.recipe.engine.workers)
+    return LocalEngine(experiment.setup, experiment.recipe.engine.workers, experiment.cohort_size)
