@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedstrata.recipes.schema import (
     parse_setting,
     set_key,
 )
+from fedstrata.runs.runner import Run
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
@@ -95,7 +97,7 @@ def test_changes_leave_the_original_alone(tiny: Any) -> None:
 
 def test_settings_come_after_the_algorithm(tiny: Any) -> None:
     recipe = load(tiny(), algorithm="fedldf:n=2", settings=["algorithm.n=3"])
-    assert recipe.build_algorithm().selection.n == 3
+    assert recipe.built_algorithm.selection.n == 3
 
 
 def test_a_dotted_key_makes_tables() -> None:
@@ -123,7 +125,6 @@ def test_a_dotted_key_makes_tables() -> None:
 def test_labels(tiny: Any, algorithm: dict[str, Any], label: str) -> None:
     """An axis table may have options only; the rule is then the algorithm's own."""
     recipe = load(tiny({"algorithm": algorithm}))
-    recipe.build_algorithm()
     assert recipe.label == label
     assert "/" not in recipe.label
 
@@ -200,3 +201,59 @@ def test_what_training_cannot_be_is_refused_in_python_as_in_a_recipe(cls: Any, g
     assert refused.value.value is value
     with pytest.raises(RecipeError, match=re.escape(f"training.{field} = {value!r}: ")):
         Recipe.parse({"training": given})
+
+
+COUNTED = """
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from fedstrata import fedavg
+
+CALLS = Counter()
+
+
+def algorithm():
+    CALLS["algorithm"] += 1
+    return fedavg()
+
+
+@dataclass(frozen=True)
+class Thirds:
+    def __post_init__(self):
+        CALLS["partition"] += 1
+
+    def split(self, labels, generator):
+        CALLS["split"] += 1
+        return np.array_split(np.arange(len(labels)), 3)
+
+
+def model(input_shape, classes):
+    CALLS["model"] += 1
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), classes))
+"""
+
+
+def test_a_run_builds_everything_once(user_module: Any, tmp_path: Path) -> None:
+    """The model is built a second time on purpose, to compare, and by each client, who has one of its own."""
+    user_module("counted", COUNTED)
+    table = {
+        "algorithm": {"name": "counted:algorithm"},
+        "task": {"partition": {"name": "counted:Thirds"}, "model": {"name": "counted:model"}},
+        "training": {"rounds": 2, "steps": 1},
+        "engine": {"workers": 1},
+    }
+    Recipe.read(table)
+    assert "counted" not in sys.modules, "a recipe that is only looked at imports nothing"
+    recipe = load(table)
+    calls = sys.modules["counted"].CALLS
+    assert calls == {"algorithm": 1, "partition": 1}
+    run, experiment = Run.create(recipe, tmp_path / "run")
+    assert calls == {"algorithm": 1, "partition": 1, "split": 1, "model": 2}
+    assert len(list(run.rounds(experiment))) == 2
+    del calls["model"]
+    assert calls == {"algorithm": 1, "partition": 1, "split": 1}
+    Run(tmp_path / "run").summary()
+    assert calls == {"algorithm": 1, "partition": 1, "split": 1}, "nor does a run"

@@ -177,7 +177,7 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
     wanted, holders = recipe.training.clients_per_round, int((task.sizes() > 0).sum())
     if wanted is not None and wanted > len(task.clients):
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
-    algorithm = settle(recipe.build_algorithm(), recipe.training.participation.cohort_size(holders))
+    algorithm = settle(recipe.built_algorithm, recipe.training.participation.cohort_size(holders))
     layers = Layers.of(model, recipe.grouping())
     _check_builder(model, build(), layers)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)

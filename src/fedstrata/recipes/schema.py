@@ -10,7 +10,7 @@ import difflib
 import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,6 @@ from fedstrata.core.grouping import GROUPINGS, Grouping
 from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.tasks.config import TaskConfig
-from fedstrata.tasks.partitions import build_partition
 
 FORMAT = 1
 """Version of the recipe format."""
@@ -206,9 +205,9 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        recipe.build_algorithm()
+        _ = recipe.built_algorithm
         if recipe.task.function is None:
-            build_partition(recipe.task.partition)
+            _ = recipe.task.built_partition
             target = recipe.evaluation.target
             if target is not None:
                 check_accuracy_target(target)
@@ -225,13 +224,14 @@ class Recipe(BaseModel):
         except ValidationError as error:
             raise explain(error, cls) from None
 
-    def build_algorithm(self) -> Algorithm:
-        """The algorithm that `[algorithm]` describes."""
+    @cached_property
+    def built_algorithm(self) -> Algorithm:
+        """The algorithm that `[algorithm]` describes: built once, when it is first asked for."""
         return from_table(self.algorithm)
 
     def grouping(self) -> Grouping:
         """What a layer is: the recipe's own grouping, or the algorithm's."""
-        return self.layers.grouping or self.build_algorithm().grouping
+        return self.layers.grouping or self.built_algorithm.grouping
 
     def named_code(self) -> list[tuple[str, str]]:
         """Where the recipe names code as `module:name`, and what: it is imported when the recipe is run."""

@@ -67,7 +67,7 @@ def _with_remote_data(experiment: Experiment, engine: FlowerEngine) -> Experimen
         notes.pop("table", None)  # the recipe's partition, which is not what these nodes have
     task = replace(experiment.task, clients=RemoteData(engine.sizes), held_out=held_out, notes=notes)
     cohort = experiment.recipe.training.participation.cohort_size(int((engine.sizes > 0).sum()))
-    return replace(experiment, task=task, algorithm=settle(experiment.recipe.build_algorithm(), cohort))
+    return replace(experiment, task=task, algorithm=settle(experiment.recipe.built_algorithm, cohort))
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:
