@@ -33,7 +33,7 @@ from fedstrata.core import rng
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Order
-from fedstrata.engines.flower.server import serve
+from fedstrata.deployment.server import serve
 from fedstrata.recipes.schema import Training, load
 from fedstrata.runs.runner import Run
 from tests.support.fake_grid import FakeGrid

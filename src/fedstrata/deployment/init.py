@@ -26,7 +26,7 @@ from fedstrata._version import __version__
 from fedstrata.core.errors import MISSING, RecipeError, UserError
 from fedstrata.deployment import credentials
 from fedstrata.engines.flower.failures import Failed
-from fedstrata.engines.flower.node import own_client
+from fedstrata.nodes.node import own_client
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe
 from fedstrata.tasks import datasets

@@ -50,7 +50,8 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     else:
         experiment = build_experiment(load(_text(config, "recipe"), settings={"engine.name": "flower"}), data=data)
     clients = int(config.get("clients") or len(experiment.task.clients))
-    engine = FlowerEngine(grid, experiment, clients, timeout=experiment.recipe.engine.timeout, poll=0.2)
+    setup, timeout = experiment.setup, experiment.recipe.engine.timeout
+    engine = FlowerEngine(grid, setup, experiment.agreement, clients, timeout=timeout, poll=0.2)
     engine.wait_for(int(config.get("min-clients") or clients), float(config.get("wait") or 600))
     experiment = _with_remote_data(experiment, engine)
     if old is None:
