@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.workloads import WARM_UP, WORKLOADS
 from fedstrata.core.fit import fit
-from fedstrata.engines import open_engine
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs.engine import open_engine
 
 RECORDED = "fedavg, layers recorded"
 ALGORITHMS = {

@@ -21,7 +21,7 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import FedstrataError, RecipeError, RunDirectoryError
 from fedstrata.core.messages import Order, Reply
 from fedstrata.core.record import RoundFailed
-from fedstrata.core.training import Training
+from fedstrata.recipes.schema import Training
 from tests.support.math import Tiny, image_task, prepare, run
 
 ONE = {"a": np.array([0.0, 0.0]), "b": np.array([1.0])}

@@ -6,7 +6,7 @@ import time
 
 from benchmarks.workloads import Work, arguments, finish, report
 from fedstrata.core.fit import fit
-from fedstrata.engines import open_engine
+from fedstrata.runs.engine import open_engine
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fedstrata.core.fit import fit as fit
     from fedstrata.core.layers import Layers as Layers
     from fedstrata.core.state import initial_state as initial_state
+    from fedstrata.core.training import LocalTraining as LocalTraining
+    from fedstrata.core.training import Participation as Participation
     from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
     from fedstrata.runs.runner import Run as Run
@@ -56,6 +58,7 @@ _HOMES = {
     "core.fit": ("Plan", "fit"),
     "core.state": ("initial_state",),
     "server": ("Server",),
+    "core.training": ("LocalTraining", "Participation"),
     "runs.runner": ("Run", "resume", "run"),
     "tasks.metric": ("Metric",),
     "tasks.task": ("Task",),

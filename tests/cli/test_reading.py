@@ -102,7 +102,7 @@ def test_recipes_and_algorithms_are_made_without_torch(place: Path) -> None:
     code = """
 import fedstrata
 recipe = fedstrata.load("quickstart", algorithm="fedldf:n=4", settings={"layers.grouping": "tensor"})
-print(recipe.build_algorithm() == fedstrata.fedldf(n=4), recipe.grouping())
+print(recipe.built_algorithm == fedstrata.fedldf(n=4), recipe.grouping())
 """
     assert in_a_fresh_process(code, place) == ("True tensor\n", [])
 

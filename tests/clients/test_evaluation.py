@@ -18,9 +18,9 @@ from fedstrata.clients.client import IMAGES, Client
 from fedstrata.clients.evaluation import PART, evaluate
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import FedstrataError, RecipeError
-from fedstrata.engines import open_engine
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs.engine import open_engine
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Metric, Samples, Task

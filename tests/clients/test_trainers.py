@@ -17,9 +17,9 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.record import RoundRecord
-from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import FedLap, FedProx, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task, as_data
 from fedstrata.weightings import SampleSize

@@ -33,9 +33,8 @@ from fedstrata.core import rng
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Order
-from fedstrata.core.training import Training
-from fedstrata.engines.flower.server import serve
-from fedstrata.recipes.schema import load
+from fedstrata.deployment.server import serve
+from fedstrata.recipes.schema import Training, load
 from fedstrata.runs.runner import Run
 from tests.support.fake_grid import FakeGrid
 from tests.zoo import SIZES, ZOO, Animal
@@ -75,9 +74,9 @@ def plain(animal: Animal) -> Expected:
         losses = []
         for client, data in enumerate(clients):
             model = load_values(build(animal, dtype), values)
-            order = Order("train", number, 0, client, work=training.full_work)
+            order = Order("train", number, 0, client, work=training.local.full_work)
             with rng.global_scope(SEED, "train", round=number, client=client):
-                plan = schedule(sizes[client], order, training, SEED)
+                plan = schedule(sizes[client], order, training.local, SEED)
                 losses.append(train(animal, model, data, [plan.batch(at) for at in range(len(plan))], training, dtype))
             trained.append(read(model, names))
         shares = [size / sum(sizes) for size in sizes]

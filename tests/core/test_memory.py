@@ -19,7 +19,6 @@ from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Reply, layers_with_units
 from fedstrata.core.fit import Plan, fit
 from fedstrata.core.state import initial_state
-from fedstrata.core.training import Training
 
 class Ready:
     "An engine whose clients have answered already."
@@ -47,7 +46,7 @@ def one_round(engine):
     algorithm = named(name)
     state = initial_state(torch.ones(engine.layers.numel), algorithm, len(engine.sizes), engine.layers)
     before = peak()
-    new, record = next(fit(state, algorithm, engine, Plan(engine.layers, Training(rounds=1), record=True)))
+    new, record = next(fit(state, algorithm, engine, Plan(engine.layers, 1)))
     assert set(record.status) == {"ok"} and new.model.any() and record.layers
     return (peak() - before) * 1024 / (4 * engine.layers.numel)
 

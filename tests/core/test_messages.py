@@ -18,8 +18,8 @@ from fedstrata.core.determinism import steady
 from fedstrata.core.errors import ReplyError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order, Reply, check_answers, check_reply, is_finite, layers_with_units
-from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.weightings import SampleSize
 from tests.support.math import FEDAVG, Tiny, cohort, image_task, run, vectors

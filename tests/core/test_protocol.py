@@ -19,7 +19,6 @@ from fedstrata.core.messages import Answer, Order, Reply, Status
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, play
 from fedstrata.core.state import ServerState, initial_state
-from fedstrata.core.training import Training
 from fedstrata.objectives import Plain
 from fedstrata.selections import FedLDF
 from fedstrata.weightings import FedAdp, SampleSize, Uniform
@@ -114,7 +113,7 @@ class Fake:
 def test_an_engine_of_a_few_lines() -> None:
     """FedAvg: θ ← θ + Σ n_k (k − θ)/2 / 6, so θ = ⅔ after one round, and 1 after two: halfway to 4/3 each time."""
     state = initial_state(torch.zeros(3, dtype=torch.float64), FEDAVG, 3, LAYERS)
-    models = [after.model for after, _ in fit(state, FEDAVG, Fake(), Plan(LAYERS, Training(rounds=2)))]
+    models = [after.model for after, _ in fit(state, FEDAVG, Fake(), Plan(LAYERS, rounds=2))]
     torch.testing.assert_close(models[0], double([2 / 3] * 3))
     torch.testing.assert_close(models[1], double([1.0] * 3))
 

@@ -16,9 +16,10 @@ from fedstrata.core.errors import RecipeError
 from fedstrata.core.fit import fit
 from fedstrata.core.messages import Order, Reply
 from fedstrata.core.record import RoundFailed
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import FedAdp, SampleSize
@@ -283,7 +284,7 @@ def test_a_new_attempt_draws_new_clients() -> None:
         task, FEDAVG, training, lambda reply, order: reply if order.attempt == 3 else None
     )
     assert record.attempt == 3
-    drawn = [training.sample(engine.sizes, 0, 1, attempt).tolist() for attempt in range(4)]
+    drawn = [training.participation.sample(engine.sizes, 0, 1, attempt).tolist() for attempt in range(4)]
     assert [order.client for order in engine.orders] == [client for pair in drawn for client in pair]
     assert len({tuple(pair) for pair in drawn}) > 1
 
@@ -373,7 +374,7 @@ def test_dropouts_vanish_after_the_model_was_sent() -> None:
     task = linear_task([5] * 20)
     training = Training(rounds=1, dropouts=0.4, lr=0.1)
     engine, _, (record,) = fit_faulty(task, FEDAVG, training)
-    lost = [k for k in range(20) if training.drops_out(0, 1, 0, k)]
+    lost = [k for k in range(20) if training.participation.drops_out(0, 1, 0, k)]
     assert 0 < len(lost) < 20
     assert [k for k, status in enumerate(record.status) if status == "dropped out"] == lost
     assert {order.client for order in engine.orders} == set(range(20)) - set(lost)
@@ -383,13 +384,13 @@ def test_dropouts_vanish_after_the_model_was_sent() -> None:
 
 def test_dropouts_come_with_their_probability_and_anew_each_time() -> None:
     """0.3 of 4000 draws, ± 4 σ; another round, attempt or client is another draw."""
-    training = Training(dropouts=0.3)
-    drawn = np.array([[training.drops_out(0, t, 0, k) for k in range(40)] for t in range(100)])
+    part = Participation(dropouts=0.3)
+    drawn = np.array([[part.drops_out(0, t, 0, k) for k in range(40)] for t in range(100)])
     assert abs(drawn.mean() - 0.3) < 4 * (0.3 * 0.7 / 4000) ** 0.5
     assert len({row.tobytes() for row in drawn}) == 100
-    again = np.array([training.drops_out(0, 1, 1, k) for k in range(40)])
+    again = np.array([part.drops_out(0, 1, 1, k) for k in range(40)])
     assert not np.array_equal(again, drawn[1])
-    assert not any(Training().drops_out(0, t, 0, 0) for t in range(50))
+    assert not any(Participation().drops_out(0, t, 0, 0) for t in range(50))
 
 
 @pytest.mark.usefixtures("unrehearsed")
@@ -398,7 +399,7 @@ def test_stragglers_do_part_of_the_work_and_count() -> None:
     task, logs = watched_task(5, 6, 7, 9)
     training = Training(rounds=1, epochs=5, batch_size=4, lr=0.1, stragglers=0.5)
     _, (record,) = run(task, FEDAVG, training, seed=4)
-    slow = training.draw_stragglers(4, 4, 1, 0)
+    slow = training.participation.draw_stragglers(4, 4, 1, 0, full_work=5)
     assert len(slow) == 2
     assert all(1 <= work <= 5 for work in slow.values())
     assert min(slow.values()) < 5, "choose a seed in which somebody is slow"
@@ -412,7 +413,7 @@ def test_stragglers_that_are_not_waited_for() -> None:
     """keep_stragglers = false: no order reaches them, the model went down, and nothing of theirs counts."""
     training = Training(rounds=1, epochs=5, batch_size=4, lr=0.1, stragglers=0.5, keep_stragglers=False)
     engine, _, (record,) = fit_faulty(FOUR, FEDAVG, training, seed=4)
-    slow = training.draw_stragglers(4, 4, 1, 0)
+    slow = training.participation.draw_stragglers(4, 4, 1, 0, full_work=5)
     expected = tuple("straggler, not waited for" if k in slow else "ok" for k in range(4))
     assert record.status == expected
     assert {order.client for order in engine.orders} == set(range(4)) - set(slow)
@@ -426,21 +427,21 @@ def test_stragglers_that_are_not_waited_for() -> None:
     ("share", "clients", "slow"), [(0.5, 10, 5), (0.9, 10, 9), (0.5, 5, 3), (0.0, 10, 0), (1.0, 3, 3)]
 )
 def test_share_of_stragglers(share: float, clients: int, slow: int) -> None:
-    assert len(Training(stragglers=share).draw_stragglers(clients, 0, 1, 0)) == slow
+    assert len(Participation(stragglers=share).draw_stragglers(clients, 0, 1, 0, full_work=1)) == slow
 
 
 def test_stragglers_work_is_uniform_over_the_epochs() -> None:
     """[1, E] with E = 4, 4000 draws: each about a quarter (± 4 σ)."""
-    training = Training(epochs=4, stragglers=1.0)
-    work = np.array([list(training.draw_stragglers(10, 0, t, 0).values()) for t in range(400)]).ravel()
+    part = Participation(stragglers=1.0)
+    work = np.array([list(part.draw_stragglers(10, 0, t, 0, full_work=4).values()) for t in range(400)]).ravel()
     counts = np.bincount(work, minlength=5)
     assert counts[0] == 0
     assert (abs(counts[1:] / 4000 - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5).all()
 
 
 def test_nobody_left_is_refused() -> None:
-    with pytest.raises((BadValue, ValueError), match="nobody would be left"):
-        Training(stragglers=1.0, keep_stragglers=False)
+    with pytest.raises(BadValue, match="nobody would be left"):
+        Participation(stragglers=1.0, keep_stragglers=False)
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------
@@ -450,8 +451,8 @@ def test_nobody_left_is_refused() -> None:
 def test_sampling_frequencies(sampling: str) -> None:
     """One client a round, sizes 1, 2, 3, 0, 4: probability ¼ each, or n/10; the empty one never (± 4 σ)."""
     sizes = np.array([1, 2, 3, 0, 4])
-    training = Training(clients_per_round=1, sampling=sampling)
-    drawn = np.bincount([int(training.sample(sizes, 1, t, 0)[0]) for t in range(4000)], minlength=5) / 4000
+    part = Participation(clients_per_round=1, sampling=sampling)
+    drawn = np.bincount([int(part.sample(sizes, 1, t, 0)[0]) for t in range(4000)], minlength=5) / 4000
     expected = sizes / 10 if sampling == "size" else np.array([1, 1, 1, 0, 1]) / 4
     sigma = np.sqrt(expected * (1 - expected) / 4000)
     assert drawn[3] == 0
@@ -462,12 +463,12 @@ def test_sampling_frequencies(sampling: str) -> None:
 def test_a_sample_is_sorted_without_repetition_and_without_empty_shards(sampling: str) -> None:
     sizes = np.array([3, 0, 1, 50, 0, 2, 7])
     for t in range(100):
-        clients = Training(clients_per_round=4, sampling=sampling).sample(sizes, 0, t, 0)
+        clients = Participation(clients_per_round=4, sampling=sampling).sample(sizes, 0, t, 0)
         assert len(clients) == 4
         assert (np.diff(clients) > 0).all()
         assert (sizes[clients] > 0).all()
-    assert Training(clients_per_round=9).sample(sizes, 0, 1, 0).tolist() == [0, 2, 3, 5, 6], "all there are"
-    assert Training().sample(sizes, 0, 1, 0).tolist() == [0, 2, 3, 5, 6]
+    assert Participation(clients_per_round=9).sample(sizes, 0, 1, 0).tolist() == [0, 2, 3, 5, 6], "all there are"
+    assert Participation().sample(sizes, 0, 1, 0).tolist() == [0, 2, 3, 5, 6]
 
 
 def test_empty_shards_take_no_part_in_a_run() -> None:
@@ -529,7 +530,7 @@ def test_weight_decay() -> None:
 
 def test_adam_has_no_momentum_option() -> None:
     with pytest.raises(ValueError, match="is SGD's"):
-        Training(optimizer="adam", momentum=0.9)
+        LocalTraining(optimizer="adam", momentum=0.9)
 
 
 @pytest.mark.usefixtures("unrehearsed")

@@ -27,9 +27,9 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.checks import BadValue
 from fedstrata.core.errors import MissingExtra, RecipeError
 from fedstrata.core.layers import Layers
-from fedstrata.core.training import Training
 from fedstrata.flower import Spring, Strategy
 from fedstrata.objectives import FedLap, FedProx, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.weightings import FedLayerWise, SampleSize
 from tests.flower.test_quickstart import DROP_IN

@@ -19,8 +19,8 @@ from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, Objective
 from fedstrata.core.checks import BadValue
 from fedstrata.core.layers import Layers
-from fedstrata.core.training import Training
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.runs.compare import plan, run_cell
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task

@@ -13,8 +13,8 @@ from fedstrata.core.checks import BadValue
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.layers import Layers
 from fedstrata.core.round import settle
-from fedstrata.core.training import Training
 from fedstrata.objectives import Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import SELECTIONS, Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.weightings import SampleSize
 from tests.support.math import cohort, image_task, run, vectors

@@ -20,9 +20,9 @@ from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState, initial_state
-from fedstrata.core.training import Training
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import SampleSize
@@ -117,9 +117,9 @@ def prepare(
     build = partial(build_model, task, seed, dtype)
     model = build()
     layers = Layers.of(model, algorithm.grouping if grouping is None else grouping)
-    setup = Setup(task, layers, algorithm.objective, algorithm.selection, training, seed, build)
+    setup = Setup(task, layers, algorithm.objective, algorithm.selection, training.local, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
-    return setup, Plan(layers, training, seed), state
+    return setup, Plan(layers, training.rounds, training.participation, training.local, seed), state
 
 
 def run(

@@ -7,7 +7,7 @@ orders reach clients; that is `engine.exchange`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedstrata.core.messages import Answer, Order, Status
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining, Participation
 
 
 class Engine(Protocol):
@@ -39,7 +39,9 @@ class Plan:
     """What `fit` needs to know besides the algorithm."""
 
     layers: Layers
-    training: Training
+    rounds: int
+    participation: Participation = field(default_factory=Participation)
+    training: LocalTraining = field(default_factory=LocalTraining)
     seed: int = 0
     record: bool = True
     """Whether to keep the per-layer record of every round."""
@@ -49,10 +51,10 @@ def fit(
     state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
-    training = plan.training
-    terms = Terms(plan.layers, plan.seed, training.attempts, training.min_replies, record=plan.record)
-    check_cohort(algorithm, training.cohort_size(int((engine.sizes > 0).sum())))
-    while state.round < training.rounds:
+    part = plan.participation
+    terms = Terms(plan.layers, plan.seed, part.attempts, part.min_replies, record=plan.record)
+    check_cohort(algorithm, part.cohort_size(int((engine.sizes > 0).sum())))
+    while state.round < plan.rounds:
         number = state.round + 1
 
         def draw(attempt: int, number: int = number) -> Participants:
@@ -67,14 +69,14 @@ def fit(
 
 def _drawn(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
     """Sample the round's clients, how much each will do, and who is lost on the way."""
-    training, seed = plan.training, plan.seed
-    clients = training.sample(sizes, seed, number, attempt)
-    work = np.full(len(clients), training.full_work, dtype=np.int64)
-    slow = training.draw_stragglers(len(clients), seed, number, attempt)
-    absent = {} if training.keep_stragglers else dict.fromkeys(slow, Status("straggler dropped"))
+    part, seed, full = plan.participation, plan.seed, plan.training.full_work
+    clients = part.sample(sizes, seed, number, attempt)
+    work = np.full(len(clients), full, dtype=np.int64)
+    slow = part.draw_stragglers(len(clients), seed, number, attempt, full)
+    absent = {} if part.keep_stragglers else dict.fromkeys(slow, Status("straggler dropped"))
     for at, done in slow.items():
         work[at] = done
     for at, client in enumerate(clients.tolist()):
-        if training.drops_out(seed, number, attempt, client):
+        if part.drops_out(seed, number, attempt, client):
             absent[at] = Status("dropped out")
     return Participants(clients, sizes=sizes[clients], work=work, absent=absent)

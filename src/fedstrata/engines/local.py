@@ -44,10 +44,11 @@ def available_workers(device: str = "cpu") -> int:
 class LocalEngine:
     """Runs clients on this machine. Use it as a context manager."""
 
-    def __init__(self, setup: Setup, workers: int | None = None) -> None:
+    def __init__(self, setup: Setup, workers: int | None = None, cohort: int | None = None) -> None:
+        """`cohort` is the most clients that a round has; if not given, all of them may be in one."""
         self._setup = setup
         self.sizes = setup.task.sizes()
-        self._slots = setup.training.cohort_size(int((self.sizes > 0).sum()))
+        self._slots = int((self.sizes > 0).sum()) if cohort is None else cohort
         wanted = workers if workers and setup.device == "cpu" else available_workers(setup.device)
         self.workers = min(wanted, max(self._slots, 2))
         self._crew: _Crew | None = None

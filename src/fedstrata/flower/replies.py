@@ -15,7 +15,7 @@ from torch import Tensor
 from fedstrata.core.errors import NotFinite, ReplyError, tail
 from fedstrata.core.messages import MOST_SAMPLES, Status, StatusKind
 from fedstrata.core.packing import Packing
-from fedstrata.flower.grid import UNREADABLE
+from fedstrata.engines.flower.grid import UNREADABLE
 from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, decoded, names
 
 Read = TypeVar("Read")

@@ -32,8 +32,8 @@ from fedstrata.core.messages import Answer, Order, Reply, Status
 from fedstrata.core.packing import Arrays, Packing
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.round import Round
+from fedstrata.engines.flower.grid import OneByOne
 from fedstrata.flower.callers import DEFAULT_TIMEOUT, strategies_around, timeout_of_start
-from fedstrata.flower.grid import OneByOne
 from fedstrata.flower.privacy import check_noise, is_noisy
 from fedstrata.flower.replies import read_arrays, read_receipt, read_reply, read_scores, read_size
 from fedstrata.flower.wire import FIRST_MOD, Ask, Decoded, encoded, names, packing_of, rule_to_json

@@ -117,7 +117,7 @@ class Run:
         """
         from fedstrata.clients.evaluation import evaluate
         from fedstrata.core.fit import fit
-        from fedstrata.engines import open_engine
+        from fedstrata.runs.engine import open_engine
 
         directory = self.directory
         directory.require_resumable(strict)

@@ -31,9 +31,9 @@ from fedstrata.core import errors
 from fedstrata.core.errors import FedstrataError, MessageError
 from fedstrata.core.messages import Order, Reply
 from fedstrata.engines.flower import failures
-from fedstrata.engines.flower.client import SIMULATED
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed, type_name
+from fedstrata.nodes.client import SIMULATED
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from tests.support.fake_grid import FakeGrid
@@ -62,7 +62,9 @@ class Ward:
         self.experiment: Experiment = build_experiment(load(path, settings={"engine.name": "flower"}))
         self.grid = FakeGrid(path, 0)
         self.grid.join(1000, 0, data=data)
-        self.engine = FlowerEngine(self.grid, self.experiment, 1, timeout=0.05, poll=0.001, **options)
+        self.engine = FlowerEngine(
+            self.grid, self.experiment.setup, self.experiment.agreement, 1, timeout=0.05, poll=0.001, **options
+        )
 
     def problem(self) -> str:
         """Why the node is not there."""
@@ -160,7 +162,7 @@ def test_of_bad_data_the_server_is_told_the_kind(what: str, tmp_path: Path, capl
 
 def test_an_order_finds_data_that_has_become_bad(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in a deployment, where every message is a new process that reads the data again."""
-    from fedstrata.engines.flower import node
+    from fedstrata.nodes import node
 
     csv("label,a,b,c,d", *GOOD)(tmp_path)
     ward = Ward(tmp_path, str(tmp_path))
@@ -223,7 +225,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 register_signal_handlers(EventType.FLWR_CLIENTAPP_RUN_LEAVE)
-from fedstrata.engines.flower.client import app
+from fedstrata.nodes.client import app
 config = {"partition-id": 0, "recipe": "ward.toml", "data": "hidden_ward:data"}
 app(Message(RecordDict(), dst_node_id=1, message_type="query.hello"), Context(1, 1, config, RecordDict(), {}))
 print("it goes on")
@@ -372,7 +374,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-from fedstrata.engines.flower.client import app
+from fedstrata.nodes.client import app
 message = Message(RecordDict(), dst_node_id=1, message_type="query.hello")
 reply = app(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
 sent = base64.b64encode(message_to_proto(reply).SerializeToString()).decode()

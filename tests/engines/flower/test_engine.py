@@ -23,11 +23,11 @@ from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order, Reply
 from fedstrata.core.record import RoundFailed, RoundRecord
-from fedstrata.engines.flower import server
+from fedstrata.deployment import server
+from fedstrata.deployment.server import RemoteData, serve
 from fedstrata.engines.flower.codec import Hello, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
-from fedstrata.engines.flower.server import RemoteData, serve
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
@@ -55,7 +55,9 @@ def federation(recipe: RecipeFile) -> Callable[..., tuple[Experiment, FakeGrid]]
 
 def rounds(experiment: Experiment, grid: FakeGrid, **options: Any) -> list[tuple[torch.Tensor, RoundRecord]]:
     """All rounds on Flower: models and records."""
-    engine = FlowerEngine(grid, experiment, CLIENTS, **{"timeout": 0.05, "poll": 0.001, **options})
+    engine = FlowerEngine(
+        grid, experiment.setup, experiment.agreement, CLIENTS, **{"timeout": 0.05, "poll": 0.001, **options}
+    )
     engine.wait_for(CLIENTS, 10)
     return [(s.model, r) for s, r in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)]
 
@@ -430,7 +432,7 @@ def test_an_order_for_somebody_else_or_for_too_much_work_is_not_carried_out(
 ) -> None:
     experiment, grid = federation()
     grid.join(1003, 2)
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(3, 10)
     grid.nodes[1001].node_config["partition-id"] = 0  # it said 1
     model = experiment.first_state().model
@@ -457,7 +459,7 @@ def test_a_node_is_asked_once_who_it_is(federation: Any) -> None:
 def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federation: Any) -> None:
     """Not before: a second node cannot push the first one out."""
     experiment, grid = federation()
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     grid.join(7, 1)
     model = experiment.first_state().model
@@ -472,7 +474,7 @@ def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federat
 
 def test_a_node_that_was_killed_and_comes_back_takes_part_again(federation: Any) -> None:
     experiment, grid = federation("fedavg", {"training.rounds": 3})
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     records = []
     for after, record in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan):
@@ -491,7 +493,7 @@ def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: R
     grid.leave(1003)
     liar = Message(encode_hello(Hello(9, 1, 0, experiment.agreement)), dst_node_id=1, message_type="query")
     grid.faults[2] = lambda message, reply: Message(liar.content, reply_to=message)
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError) as caught:
         engine.wait_for(CLIENTS, 0.02)
     problem = str(caught.value)
@@ -506,7 +508,7 @@ def test_a_node_that_was_away_is_asked_again_who_it_is(federation: Any, recipe: 
     experiment, grid = federation()
     other = str(recipe({"training.lr": 0.2}, "other.toml"))
     grid.nodes[1003].node_config["recipe"] = other
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError, match="node 1003: client 3 has another recipe than the server"):
         engine.wait_for(CLIENTS, 0.02)
     grid.leave(1003)
@@ -534,7 +536,7 @@ def test_a_node_that_comes_late_takes_part_from_the_next_round_on(federation: An
 
 def test_the_server_knows_sizes_and_has_no_data(federation: Any) -> None:
     experiment, grid = federation("fedavg", {"evaluation.on": ["clients"], "evaluation.held_out": 0.25})
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     assert engine.sizes.tolist() == [9] * CLIENTS
     assert engine.held_out_sizes.tolist() == [3] * CLIENTS
@@ -613,6 +615,6 @@ def test_a_node_without_a_recipe_says_so(federation: Any) -> None:
     experiment, grid = federation()
     for context in grid.nodes.values():
         del context.node_config["recipe"]
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError, match=r"waited 0\.01 s for 4 clients, 0 are here"):
         engine.wait_for(CLIENTS, 0.01)

@@ -23,8 +23,8 @@ import tomli_w
 
 import fedstrata
 from fedstrata.core.messages import Order
-from fedstrata.engines.flower import client
 from fedstrata.engines.local import LocalEngine
+from fedstrata.nodes import client
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from tests import conftest
@@ -199,7 +199,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     app = made.folder / "server" / "app"
     shutil.copy(misbehaving.__file__, app)
     text = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace("fedstrata.engines.flower.client:app", "misbehaving:app"))
+    (app / "pyproject.toml").write_text(text.replace("fedstrata.nodes.client:app", "misbehaving:app"))
     made.environment[misbehaving.PLAN] = str(made.folder / "plan.json")
     (made.folder / "plan.json").write_text("{}")
     try:

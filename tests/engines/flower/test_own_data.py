@@ -15,7 +15,7 @@ from tests.support import node_data, own_data
 pytest.importorskip("flwr")
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.engines.flower.server import serve
+from fedstrata.deployment.server import serve
 from fedstrata.runs.runner import Run
 from tests.support.fake_grid import FakeGrid
 

@@ -20,7 +20,7 @@ pytest.importorskip("ray")
 
 import fedstrata
 from fedstrata.algorithms import NAMED
-from fedstrata.engines.flower.environment import RECIPE
+from fedstrata.nodes.environment import RECIPE
 from fedstrata.runs.runner import Run
 
 pytestmark = pytest.mark.deployment

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fedstrata
 from fedstrata.core.messages import Status
-from fedstrata.engines import open_engine
+from fedstrata.runs.engine import open_engine
 from tests.support.digested.recipes import ALL, BASE, CHOSEN, MODELS, RETRIES, merged
 from tests.support.digested.values import (
     Case,

@@ -51,7 +51,7 @@ class Hello:
     size: int
     held_out: int
     agreement: str
-    """`Experiment.agreement` of its own recipe."""
+    """What it must have in common with its server, in a digest."""
 
 
 def encode_hello(hello: Hello) -> RecordDict:

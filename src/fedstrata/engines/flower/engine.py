@@ -17,13 +17,13 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstrata.clients.client import Client
+from fedstrata.clients.setup import Setup
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, MessageError, printable, tail
 from fedstrata.core.messages import Answer, Kind, Order, Status
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.engines.flower.failures import NodeFailed
-from fedstrata.flower.grid import fetch
-from fedstrata.recipes.experiment import Experiment
+from fedstrata.engines.flower.grid import fetch
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"
@@ -44,7 +44,8 @@ class FlowerEngine:
     def __init__(
         self,
         grid: Grid,
-        experiment: Experiment,
+        setup: Setup,
+        agreement: str,
         clients: int,
         *,
         timeout: float,
@@ -52,18 +53,18 @@ class FlowerEngine:
         simulated: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for.
+        """So many `clients` may exist; each node must come to the same `agreement` by its own recipe.
 
-        Nodes that are `simulated` are on this machine, and trusted: their replies are fetched all at once, and failures
-        are told in full.
+        `check`, called while waiting, raises if there is nothing left to wait for. Nodes that are `simulated` are on
+        this machine, and trusted: their replies are fetched all at once, and failures are told in full.
         """
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.held_out_sizes = np.zeros(clients, dtype=np.int64)
         self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
         self._simulated = simulated
-        self._layers, self._agreement = experiment.layers, experiment.agreement
-        self._metric = experiment.task.metric.name
-        self._server = Client(experiment.setup)  # the server's own data sets are measured here
+        self._layers, self._agreement = setup.layers, agreement
+        self._metric = setup.task.metric.name
+        self._server = Client(setup)  # the server's own data sets are measured here
         self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
         self._met: dict[int, Hello] = {}  # in the order in which they came
         self._strange: dict[int, str] = {}  # why a node cannot take part

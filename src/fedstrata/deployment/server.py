@@ -50,7 +50,8 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     else:
         experiment = build_experiment(load(_text(config, "recipe"), settings={"engine.name": "flower"}), data=data)
     clients = int(config.get("clients") or len(experiment.task.clients))
-    engine = FlowerEngine(grid, experiment, clients, timeout=experiment.recipe.engine.timeout, poll=0.2)
+    setup, timeout = experiment.setup, experiment.recipe.engine.timeout
+    engine = FlowerEngine(grid, setup, experiment.agreement, clients, timeout=timeout, poll=0.2)
     engine.wait_for(int(config.get("min-clients") or clients), float(config.get("wait") or 600))
     experiment = _with_remote_data(experiment, engine)
     if old is None:
@@ -66,7 +67,8 @@ def _with_remote_data(experiment: Experiment, engine: FlowerEngine) -> Experimen
     if not np.array_equal(engine.sizes, experiment.task.sizes()):
         notes.pop("table", None)  # the recipe's partition, which is not what these nodes have
     task = replace(experiment.task, clients=RemoteData(engine.sizes), held_out=held_out, notes=notes)
-    check_cohort(experiment.algorithm, experiment.recipe.training.cohort_size(int((engine.sizes > 0).sum())))
+    cohort = experiment.recipe.training.participation.cohort_size(int((engine.sizes > 0).sum()))
+    check_cohort(experiment.algorithm, cohort)
     return replace(experiment, task=task)
 
 
