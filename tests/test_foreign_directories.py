@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstrata
-from fedstrata import runs
 from fedstrata.core.errors import RunDirectoryError
-from fedstrata.runs import compare
+from fedstrata.runs import compare, comparison
 from fedstrata.runs.files import Folder, locked, write_whole
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, reopen, run_rounds
 
 EXTEND = ("--set", "training.rounds=3")
 
@@ -172,7 +172,7 @@ def test_no_name_leads_out_of_a_folder(steps: list[str], act: str, tmp_path: Pat
     calls = {
         "read": lambda: folder.read(name),
         "write": lambda: folder.write(name, b"mine"),
-        "append": lambda: folder.append_line(name, {}),
+        "append": lambda: folder.append_line(name, b"mine\n"),
         "remove": lambda: folder.remove(name),
         "has": lambda: folder.has(name),
         "names": lambda: folder.names(name),
@@ -199,11 +199,11 @@ def test_a_comparison_is_not_led_elsewhere(tmp_path: Path, recipe: Any, cli: Any
         refused(cli(*again), f"{tmp_path / 'out' / 'fedadp'}", "is a link" if again is not command else "")
     assert content(tmp_path / "elsewhere") == before
     with pytest.raises(RunDirectoryError, match="is a link"):  # also if the link comes when all was checked
-        list(compare.run_cell(compare.Cell("fedadp", 0, None, tmp_path / "out" / "fedadp" / "seed-0")))  # type: ignore
+        list(compare.run_job(comparison.Job("fedadp", 0, None, tmp_path / "out" / "fedadp" / "seed-0")))  # type: ignore
     about = json.loads((tmp_path / "out" / "compare.json").read_text())
     (tmp_path / "out" / "compare.json").write_text(json.dumps(about | {"algorithms": [".."]}))
     with pytest.raises(RunDirectoryError, match="is no name of a file in a folder"):
-        compare.begun_cells(tmp_path / "out")
+        comparison.begun_runs(tmp_path / "out")
 
 
 def test_the_directory_itself_may_be_a_link(run: Path, tmp_path: Path, cli: Any) -> None:
@@ -253,9 +253,9 @@ def test_rounds_are_ordered_as_numbers(run: Path) -> None:
     for name in ("999999", "1000000", "0000007"):
         (run / "checkpoints" / f"{name}.safetensors").write_bytes(b"")
     directory = Run(run).directory
-    assert directory._rounds("checkpoints") == [1, 2, 999999, 1000000]
+    assert directory.rounds("checkpoints") == [1, 2, 999999, 1000000]
     with pytest.raises(RunDirectoryError, match=r"1000000.safetensors is damaged"):
-        directory.latest()
+        directory.last_checkpoint()
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000002.safetensors", "layers/000002.safetensors", "history.jsonl"])
@@ -270,10 +270,10 @@ def test_a_file_of_another_run_is_refused_by_name(name: str, run: Path, tiny: An
     refused(cli(*command), f"{run / name}", "of another run")
 
 
-def test_figures_that_were_renamed_are_refused_by_name(run: Path) -> None:
+def test_a_record_of_layers_that_was_renamed_are_refused_by_name(run: Path) -> None:
     (run / "layers" / "000001.safetensors").replace(run / "layers" / "000002.safetensors")
     with pytest.raises(RunDirectoryError, match=r"layers/000002.safetensors is of round 1"):
-        Run(run).figures(2)
+        Run(run).layers(2)
 
 
 def test_every_file_of_a_run_says_whose_it_is(run: Path) -> None:
@@ -318,7 +318,7 @@ def extend(run: Path, rounds: int, writes: int, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "write", write)
         with contextlib.suppress(Killed):
-            runs.reopen(run, {"training.rounds": rounds})
+            reopen(run, {"training.rounds": rounds})
 
 
 @pytest.mark.parametrize("first", range(4))
@@ -429,8 +429,8 @@ def test_deleting_whatever_is_in_the_directory_does_not_unlock_it(run: Path, cli
 
 def test_another_directory_in_the_place_of_the_one_that_is_locked(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     """A run that is moved away goes on where it is now, and does not write into what took its place."""
-    run, experiment = Run.create(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
-    rounds = run.rounds(experiment)
+    run, experiment = create_run(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
+    rounds = run_rounds(run, experiment)
     next(rounds)
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     shutil.copytree(moved, tmp_path / "run")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedstrata.core.rounds import initial_state as initial_state
     from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
-    from fedstrata.runs.runner import Run as Run
+    from fedstrata.runs.reader import Run as Run
     from fedstrata.runs.runner import resume as resume
     from fedstrata.runs.runner import run as run
     from fedstrata.tasks.metric import Metric as Metric
@@ -53,7 +53,8 @@ _HOMES = {
     "recipes.schema": ("Recipe", "load"),
     "core.layers": ("Layers",),
     "core.rounds": ("Plan", "fit", "initial_state"),
-    "runs.runner": ("Run", "resume", "run"),
+    "runs.reader": ("Run",),
+    "runs.runner": ("resume", "run"),
     "tasks.metric": ("Metric",),
     "tasks.task": ("Task",),
 }

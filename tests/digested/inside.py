@@ -19,6 +19,7 @@ import fedstrata
 from digested.recipes import ALL, BASE, CHOSEN, MODELS, RETRIES, merged
 from digested.values import Case, Values, as_arrays, contents, ending, kind_of, leaves, no_values, values_of_run
 from fedstrata.engines import open_engine
+from fedstrata.runs.runner import create_run, run_rounds
 
 CASES: dict[str, Case] = {}
 
@@ -61,7 +62,7 @@ class Momentum:
 
 def with_server_step(folder: Path, algorithm: Any) -> Values:
     recipe = fedstrata.load(BASE, algorithm=algorithm, settings=merged(MODELS["batchnorm"], RETRIES))
-    _, experiment = fedstrata.Run.create(recipe, folder / "run")
+    _, experiment = create_run(recipe, folder / "run")
     stepping, layers = replace(experiment.algorithm, server=Momentum()), experiment.layers
     with open_engine(experiment) as engine:
         first = fedstrata.initial_state(experiment.initial.clone(), stepping, len(experiment.task.clients), layers)
@@ -177,10 +178,10 @@ FAULTS = OF_ANY | OF_UPDATES | OF_UNITS | OF_SCORES
 
 def with_faults(folder: Path, algorithm: str, faults: Callable[[Any], str | None], **settings: Any) -> Values:
     recipe = fedstrata.load(BASE, algorithm=CHOSEN[algorithm], settings=merged(ALL, settings))
-    run, experiment = fedstrata.Run.create(recipe, folder / "run")
+    run, experiment = create_run(recipe, folder / "run")
     with open_engine(experiment) as engine:
         unreliable = Unreliable(engine, faults)
-        end = ending(lambda: list(run.rounds(experiment, unreliable)))
+        end = ending(lambda: list(run_rounds(run, experiment, unreliable)))
     values = values_of_run(folder / "run", end)
     values["status"] += unreliable.asked
     return values

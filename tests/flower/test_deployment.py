@@ -29,7 +29,7 @@ from searching import SECRET, is_in
 
 import fedstrata
 from fedstrata.deployment import credentials
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 
 pytestmark = pytest.mark.deployment
 

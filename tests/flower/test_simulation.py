@@ -21,7 +21,7 @@ pytest.importorskip("ray")
 import fedstrata
 from fedstrata.algorithms import NAMED
 from fedstrata.engines.flower.environment import RECIPE
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 
 pytestmark = pytest.mark.deployment
 

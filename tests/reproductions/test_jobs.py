@@ -14,7 +14,7 @@ import tomli_w
 from small_study import SMALL, small
 
 from fedstrata.core.errors import UserError
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from reproductions.jobs import is_finished, run_all
 from reproductions.study import Study, plan
 
