@@ -15,18 +15,21 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import forge_recipe, process_environment, run_content
+from conftest import ROOT, forge_recipe, process_environment, run_content
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
+from fedstrata.recipes import schema
 from fedstrata.runs import compare, comparison
 from fedstrata.runs.files import Folder, locked, write_whole
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, reopen, run_rounds
 
 EXTEND = ("--set", "training.rounds=3")
+
+DATA = ROOT / "tests" / "data"
 
 
 @pytest.fixture
@@ -377,39 +380,37 @@ def test_one_damaged_run_hides_no_other(run: Path, tmp_path: Path, cli: Any, mon
     assert answer.out.count("damaged") == 2
 
 
-def test_a_run_of_the_first_format_is_shown_and_not_resumed(run: Path, cli: Any, tmp_path: Path) -> None:
-    """As version 0.1 wrote it: without an id, and with a file to lock."""
-    as_of_format_1(run)
+OF_VERSION_0_1 = {1: "has format 1", 2: "was computed with arithmetic 1 (fedstrata 0.1.0)"}
+"""Runs that the last commits of 0.1 with these formats have made (tests/data), and why they are not resumed."""
+
+
+@pytest.mark.parametrize("format", OF_VERSION_0_1)
+def test_a_run_of_version_0_1_is_shown_and_not_resumed(
+    format: int, cli: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are of the same recipe, which says `trainer` and `stack_size`, and came to the same."""
+    schema._say_ignored.cache_clear()
+    run = Path(shutil.copytree(DATA / f"run-0.1-format-{format}", tmp_path / "runs" / "old"))
     before = content(run)
+    old = Run(run)
+    assert [record.getMessage().partition(": ")[:2] for record in caplog.records] == [
+        ("engine.trainer, engine.stack_size", ": ")
+    ]
+    assert old.summary()["weights_sha256"] == "8248c33ff26d031113fd83e0a27cf8e29d2ec7a6ea8dc8811a96485938deb476"
+    assert (old.about.format, old.about.arithmetic, old.layer_names) == (format, 1, ["fc1", "fc2"])
+    assert [line["upload_total"] for line in old.history()] == [6424, 12840, 19256]
+    assert [line["lost"] for line in old.history()] == [
+        [],
+        [{"client": 0, "kind": "dropped out", "why": "dropped out"}],
+        [{"client": 1, "kind": "dropped out", "why": "dropped out"}],
+    ]
+    assert old.layers(2)["mask"].sum(0).tolist() == [1, 1]  # FedLDF's n
+    assert old.finished()
     for command in (("show", run), ("report", run, "--out", tmp_path / "p.html"), ("export", run, tmp_path / "model")):
         assert cli(*command).code == 0
     for command in (("run", "--resume", run), ("run", "--resume", run, *EXTEND)):
-        refused(cli(*command), f"{run} has format 1", "can be shown and not resumed")
+        refused(cli(*command), f"{run} {OF_VERSION_0_1[format]}", "can be shown and not resumed")
     assert content(run) == before
-
-
-def as_of_format_1(path: Path) -> None:
-    import hashlib
-
-    from safetensors.numpy import save_file
-
-    about = json.loads((path / "run.json").read_text())
-    for key in ("id", "recipe_sha256", "arithmetic"):
-        del about[key]
-    (path / "run.json").write_text(json.dumps(about | {"format": 1}))
-    lines = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["run"]
-    (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "lock").write_text("12345\n")
-    for file in (*(path / "layers").iterdir(), *(path / "checkpoints").iterdir()):
-        tensors, metadata = Folder(file.parent).read_arrays(file.name)
-        digest = hashlib.sha256(f"round {metadata['round']};".encode())
-        for name in sorted(tensors):
-            digest.update(f"{name}:{tensors[name].shape}:torch.{tensors[name].dtype};".encode())
-            digest.update(tensors[name].tobytes())
-        known = {"format": "1", "round": metadata["round"], "sha256": digest.hexdigest()}
-        save_file(tensors, file, known if file.parent.name == "checkpoints" else None)
 
 
 # --- one process at a time -----------------------------------------------------------------------------------------

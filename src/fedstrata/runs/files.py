@@ -68,7 +68,7 @@ class Folder:
             with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
                 return arrays, dict(file.metadata() or {})
-        except (SafetensorError, MemoryError, TypeError) as error:  # TypeError: a dtype that NumPy does not have
+        except (SafetensorError, MemoryError, TypeError, AttributeError) as error:  # the latter: no dtype of NumPy's
             raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
         finally:
             os.close(handle)
