@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedstrata.core.training import Participation as Participation
     from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
-    from fedstrata.runs.runner import Run as Run
+    from fedstrata.runs.reader import Run as Run
     from fedstrata.runs.runner import resume as resume
     from fedstrata.runs.runner import run as run
     from fedstrata.server import Server as Server
@@ -59,7 +59,8 @@ _HOMES = {
     "core.state": ("initial_state",),
     "server": ("Server",),
     "core.training": ("LocalTraining", "Participation"),
-    "runs.runner": ("Run", "resume", "run"),
+    "runs.reader": ("Run",),
+    "runs.runner": ("resume", "run"),
     "tasks.metric": ("Metric",),
     "tasks.task": ("Task",),
 }

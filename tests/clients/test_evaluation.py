@@ -246,8 +246,8 @@ def test_a_sample_of_clients(tiny: Any, tmp_path: Path) -> None:
     assert all(line["clients"] == 2 for line in lines[0])
     assert lines[0] == lines[1]
     assert lines[0] != lines[2]
-    layers = runs[0].directory.info["layers"]
-    assert runs[0].history()[0]["bytes"]["evaluation"] == 2 * sum(layer["bytes"] for layer in layers)
+    layers = runs[0].about.layers
+    assert runs[0].history()[0]["bytes"]["evaluation"] == 2 * sum(layer.bytes for layer in layers)
     everyone = fedstrata.run(tiny(settings | {"evaluation.clients": 99}), out=tmp_path / "all")
     assert everyone.history()[0]["metrics"]["clients"]["clients"] == 4
     assert everyone.summary()["weights_sha256"] == runs[0].summary()["weights_sha256"]

@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 import fedstrata
 from fedstrata.deployment import credentials
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from tests import conftest
 from tests.support import node_data, own_data, secretive
 from tests.support.federation import BIN, LET_IN, Federation, history, ports, wait_until

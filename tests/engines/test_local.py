@@ -25,7 +25,7 @@ from fedstrata.engines import local
 from fedstrata.engines.local import LocalEngine, available_workers
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from fedstrata.tasks.task import Task
 from tests import faults
 from tests.faults import PLACES, DoomedPipe, Moments

@@ -31,7 +31,7 @@ from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from tests.support.fake_grid import FakeGrid, Fault, gone
 
 CLIENTS = 4

@@ -26,7 +26,8 @@ from fedstrata.core.messages import Order
 from fedstrata.engines.local import LocalEngine
 from fedstrata.nodes import client
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from tests import conftest
 from tests.support import misbehaving
 from tests.support.federation import Federation
@@ -52,17 +53,17 @@ class Silent(LocalEngine):
 
 def without_them(table: dict[str, Any], plan: Plan, out: Path) -> Path:
     """The same run on the local engine, with silence in place of faults."""
-    run, experiment = Run.create(load(table), out)
+    run, experiment = create_run(load(table), out)
     with Silent(experiment.setup, 1) as engine:
         engine.plan = plan
-        for _ in run.rounds(experiment, engine):
+        for _ in run_rounds(run, experiment, engine):
             pass
     return run.path
 
 
 def masks(run: Path, number: int) -> list[int]:
     """How many layers each client was to send in a round."""
-    return [int(count) for count in Run(run).figures(number)["mask"].sum(1)]
+    return [int(count) for count in Run(run).layers(number)["mask"].sum(1)]
 
 
 def check(run: Path, expected: Path, plan: Plan, reasons: dict[str, str]) -> None:

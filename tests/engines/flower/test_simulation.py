@@ -18,10 +18,11 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 
+
 import fedstrata
 from fedstrata.algorithms import NAMED
 from fedstrata.nodes.environment import RECIPE
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 
 pytestmark = pytest.mark.deployment
 

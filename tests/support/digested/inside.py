@@ -18,6 +18,7 @@ from torch import Tensor
 import fedstrata
 from fedstrata.core.messages import Status
 from fedstrata.runs.engine import open_engine
+from fedstrata.runs.runner import create_run, run_rounds
 from tests.support.digested.recipes import ALL, BASE, CHOSEN, MODELS, RETRIES, merged
 from tests.support.digested.values import (
     Case,
@@ -71,7 +72,7 @@ class Momentum:
 
 def with_server_step(folder: Path, algorithm: Any) -> Values:
     recipe = fedstrata.load(BASE, algorithm=algorithm, settings=merged(MODELS["batchnorm"], RETRIES))
-    _, experiment = fedstrata.Run.create(recipe, folder / "run")
+    _, experiment = create_run(recipe, folder / "run")
     stepping, layers = replace(experiment.algorithm, server=Momentum()), experiment.layers
     with open_engine(experiment) as engine:
         first = fedstrata.initial_state(experiment.initial.clone(), stepping, len(experiment.task.clients), layers)
@@ -206,10 +207,10 @@ FAULTS = OF_ANY | OF_UPDATES | OF_UNITS | OF_SCORES
 
 def with_faults(folder: Path, algorithm: str, faults: Callable[[Any], str | None], **settings: Any) -> Values:
     recipe = fedstrata.load(BASE, algorithm=CHOSEN[algorithm], settings=merged(ALL, settings))
-    run, experiment = fedstrata.Run.create(recipe, folder / "run")
+    run, experiment = create_run(recipe, folder / "run")
     with open_engine(experiment) as engine:
         unreliable = Unreliable(engine, faults)
-        end = ending(lambda: list(run.rounds(experiment, unreliable)))
+        end = ending(lambda: list(run_rounds(run, experiment, unreliable)))
     values = values_of_run(folder / "run", end)
     values["status"] += unreliable.asked
     return values
