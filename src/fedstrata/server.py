@@ -134,7 +134,7 @@ class Server:
         """
         if len(set(clients)) != len(clients):
             raise RecipeError("clients", list(clients), "names a client twice")
-        if self.state.round == 0:
+        if not self.rows:  # later rounds may have fewer clients than a selection wants, and then all of them count
             check_cohort(self.algorithm, len(clients))
         for client in clients:
             self.rows.setdefault(client, len(self.rows))

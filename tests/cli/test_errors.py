@@ -17,11 +17,13 @@ from torch.utils.data import Dataset
 
 import fedstrata
 from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.messages import Status
 from fedstrata.core.record import RoundFailed
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
 from tests.conftest import Answer, process_environment
+from tests.support.math import missing
 
 
 def assert_refused(answer: Answer, *parts: str) -> None:
@@ -612,7 +614,7 @@ def wrong_shape(index: int) -> Any:
     ("accident", "why"),
     [
         (raises, "failed: OSError: the disk is gone"),
-        (nan, "refused: update is not finite"),
+        (nan, "not finite: update"),
         (wrong_shape, "failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     ],
 )
@@ -629,8 +631,9 @@ def test_a_client_that_fails_costs_the_round_that_client_only(
     for line in run.history():
         assert line["replies"] == 2
         assert [entry["client"] for entry in line["lost"]] == [1]
-        assert line["lost"][0]["why"].startswith(why)
-        assert "\n" not in line["lost"][0]["why"]
+        ((_, status),) = missing(line["lost"])
+        assert str(status).startswith(why)
+        assert "\n" not in str(status)
         figures = run.layers(line["round"])
         assert figures["mask"].tolist() == [[1.0], [0.0], [1.0]]
     assert json.loads((run.path / "history.jsonl").read_text().splitlines()[0])["lost"]
@@ -647,7 +650,7 @@ def test_scores_that_are_not_finite_lose_the_client(blobs: Any, tmp_path: Path) 
     )
     table = {"training": {"rounds": 1}, "engine": {"workers": 1}, "algorithm": {"name": "fedldf", "n": 1}}
     (line,) = fedstrata.run(table, task=task, out=tmp_path / "run").history()
-    assert line["lost"] == [{"client": 1, "kind": "refused", "why": "refused: scores are not finite"}]
+    assert missing(line["lost"]) == [(1, Status("not finite", "scores"))]
 
 
 def test_if_everyone_fails_the_run_stops_and_says_why(blobs: Any, tmp_path: Path) -> None:

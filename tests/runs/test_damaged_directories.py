@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests import damage
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +18,7 @@ from fedstrata.core.errors import RunDirectoryError
 from fedstrata.runs import formats
 from fedstrata.runs.formats import Kind
 from fedstrata.runs.reader import Run
+from tests import damage
 from tests.support.make_runs import make_run
 
 SAMPLE = 40

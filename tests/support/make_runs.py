@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstrata.core.messages import OK
 from fedstrata.core.record import Ledger, RoundRecord
 from fedstrata.core.state import ServerState
 from fedstrata.recipes.schema import load
@@ -60,7 +61,7 @@ def make_run(
             round=round,
             attempt=0,
             clients=cohort,
-            status=("ok",) * len(cohort),
+            status=(OK,) * len(cohort),
             sizes=np.full(len(cohort), 10),
             work=np.full(len(cohort), 2),
             losses=np.full(len(cohort), 0.5),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.fit import Plan, fit
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Answer, Order, Reply
+from fedstrata.core.messages import Answer, Order, Reply, Status
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState, initial_state
 from fedstrata.engines.local import LocalEngine
@@ -146,11 +147,11 @@ class FaultyEngine:
     def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         self.orders += orders
         for order in orders:
-            answer = self.client.answer(order)
-            assert isinstance(answer, Reply), answer
-            changed = self.change(answer, order)
-            if changed is not None:
-                yield order, changed
+            answer: Answer | None = self.client.answer(order)
+            if isinstance(answer, Reply):
+                answer = self.change(answer, order)
+            if answer is not None:
+                yield order, answer
 
 
 def fit_faulty(
@@ -168,6 +169,21 @@ def fit_faulty(
         states.append(after)
         records.append(record)
     return engine, states, records
+
+
+def words(record: RoundRecord) -> tuple[str, ...]:
+    """What became of each client, in words."""
+    return tuple(map(str, record.status))
+
+
+def by_client(record: RoundRecord) -> dict[int, str]:
+    """The same, by the clients' names."""
+    return dict(zip(record.clients.tolist(), words(record), strict=True))
+
+
+def missing(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, Status]]:
+    """Who is missing, as a line of a run's history has it in `lost` or `unmeasured`."""
+    return [(entry["client"], Status(entry["kind"], entry["reason"])) for entry in entries]
 
 
 def poisoned(reply: Reply, value: float) -> Reply:

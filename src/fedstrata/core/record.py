@@ -65,6 +65,11 @@ class RoundRecord:
         return [(client, status) for client, status in pairs if status.is_lost]
 
     @property
+    def asked(self) -> int:
+        """How many clients were asked for something."""
+        return sum(status.kind != "not selected" for status in self.status)
+
+    @property
     def replies(self) -> int:
         """How many clients did what they were asked for (one whose layers were not chosen did its part)."""
         return sum(status.counts for status in self.status)

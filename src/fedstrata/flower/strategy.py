@@ -165,10 +165,9 @@ class Strategy(FedAvg):
         for wrapper in wrappers:
             check_noise(wrapper, self.algorithm, self._server.packing)
         self._noisy, self._timeout = bool(wrappers), timeout_of_start()
-        for node in sorted(message.metadata.dst_node_id for message in messages):
-            self._server.rows.setdefault(node, len(self._server.rows))
-        messages.sort(key=lambda message: self.server.rows[message.metadata.dst_node_id])
-        nodes = [message.metadata.dst_node_id for message in messages]
+        rows = self._server.rows
+        nodes = sorted(message.metadata.dst_node_id for message in messages)
+        nodes.sort(key=lambda node: rows.get(node, len(rows)))  # new ones come last, and get their rows in this order
         round = self._server.begin(
             server_round + self._done,
             nodes,
@@ -217,7 +216,7 @@ class Strategy(FedAvg):
             if self.server.state.round == 0 and (reason := under_way.hopeless(failed.record)) is not None:
                 raise ClientAppError(reason) from None
             return None, None
-        log(INFO, "aggregate_train: %s of %s replies usable", record.replies, len(record.clients))
+        log(INFO, "aggregate_train: %s of %s replies usable", record.replies, record.asked)
         self.records.append(record)
         if self._checkpoint is not None:
             self.server.save(self._checkpoint)
@@ -268,9 +267,9 @@ class _UnderWay:
         self._configs: dict[int, ConfigRecord] = {}
         self._sent: list[tuple[Message, Order]] = []
         self._contents: dict[int, RecordDict] = {}
-        """By node: what came with usable first replies, …"""
+        """By node: what came with first replies, …"""
         self._passed: dict[int, tuple[float, Arrays]] = {}
-        """… and of whole models, the number of examples and what only passes through."""
+        """… and of whole models, the number of examples and what only passes through. The round may refuse some."""
 
     def address(self, messages: Sequence[Message]) -> list[Message]:
         """Put what the algorithm asks for into the nodes' messages; a node that is to send nothing gets none."""
@@ -309,9 +308,6 @@ class _UnderWay:
             status = self.round.receive(order, read_reply(reply, partial(read, order)))
             if status is not None and not status.counts:
                 log(WARNING, "\t> node %s: %s", order.client, status)
-                if order.kind == "train":
-                    self._contents.pop(order.client, None)
-                    self._passed.pop(order.client, None)
         for order in waiting.values():
             log(WARNING, "\t> node %s: no reply", order.client)
 
@@ -349,7 +345,7 @@ class _UnderWay:
 
     def contents(self) -> list[RecordDict]:
         """What came with usable first replies, in an order that does not depend on the ids of nodes."""
-        found = [self._contents[int(self.round.participants.clients[at])] for at in self.round.trained]
+        found = [self._contents[node] for node in self._usable()]
         return sorted(found, key=lambda content: repr([sorted(r.items()) for r in content.metric_records.values()]))
 
     def passed(self) -> Arrays | None:
@@ -358,14 +354,17 @@ class _UnderWay:
         def rank(one: tuple[float, Arrays]) -> tuple[float, list[bytes]]:
             return one[0], [array.tobytes() for array in one[1].values()]
 
-        found = max(self._passed.values(), key=rank, default=None)
+        found = max((self._passed[node] for node in self._usable() if node in self._passed), key=rank, default=None)
         return None if found is None else found[1]
+
+    def _usable(self) -> list[int]:
+        """The nodes whose first reply can be used."""
+        return [int(self.round.participants.clients[at]) for at in self.round.trained]
 
     def hopeless(self, record: RoundRecord) -> str | None:
         """Why nobody's answer can be used, though everyone who was asked has answered: the first reason."""
         if self.round.uploads or any(status.kind == "no reply" for status in record.status):
             return None
-        asked = [status for status in record.status if status.kind != "not selected"]
         if not record.lost:
             return None
         node, status = record.lost[0]
@@ -373,7 +372,7 @@ class _UnderWay:
         doubt = selects and status.kind == "failed" and FIRST_MOD not in status.reason
         hint = f"; if a mod has failed, {FIRST_MOD}" if doubt else ""
         reason = f"node {node}: {status}{hint}"
-        return f"round {self.number}: all {len(asked)} nodes answered, and no answer can be used; {reason}"
+        return f"round {self.number}: all {record.asked} nodes answered, and no answer can be used; {reason}"
 
     def _asks_for_some(self) -> bool:
         return any(order.mask is not None for _, order in self._sent)

@@ -187,7 +187,9 @@ class Lost(TypedDict):
     client: int
     attempt: NotRequired[int]
     kind: str
+    reason: str
     why: str
+    """Both, for people."""
 
 
 @with_config(_CHECKED)
@@ -202,21 +204,24 @@ class _StoredLost(TypedDict):
 
 
 def _told(stored: _StoredLost) -> Lost:
-    kind, reason, why = stored.get("kind"), stored.get("reason"), stored.get("why")
-    if kind is None and why is None:
+    if "kind" in stored:
+        kind, reason = str(stored["kind"]), stored.get("reason", "")
+    elif "why" in stored:
+        kind, reason = _of_sentence(stored["why"])
+    else:
         raise PydanticCustomError("lost", "there must be why, or a kind")
-    if why is None:
-        why = f"{kind}: {reason}" if reason else str(kind)
-    told = Lost(client=stored["client"], kind=kind or _kind_of(why), why=why)
+    told = Lost(client=stored["client"], kind=kind, reason=reason, why=f"{kind}: {reason}" if reason else kind)
     if "attempt" in stored:
         told["attempt"] = stored["attempt"]
     return told
 
 
-def _kind_of(why: str) -> str:
-    """What a sentence begins with: `failed: ValueError …` is of the kind `failed`."""
-    kind = why.partition(":")[0]
-    return "straggler dropped" if kind.startswith("straggler") else kind
+def _of_sentence(why: str) -> tuple[str, str]:
+    """Kind and reason of an older line: `failed: ValueError …` is of the kind `failed`."""
+    if why.startswith("straggler"):
+        return "straggler dropped", ""
+    kind, _, reason = why.partition(": ")
+    return kind, reason
 
 
 _Lost = Annotated[_StoredLost, AfterValidator(_told)]
