@@ -41,6 +41,10 @@ def show_command(directory: RunDir) -> None:
     history = run.history()
     recipe = run.recipe
     console.print(f"{recipe.name}: {recipe.label}, seed {recipe.seed}", style="bold")
+    failures = run.failures()
+    _print_lost(
+        console, "lost replies in rounds that failed", [(one["round"], who) for one in failures for who in one["lost"]]
+    )
     if not history:
         console.print("no round is done yet")
         return

@@ -290,12 +290,23 @@ def read_history(content: bytes, about: About, path: Path) -> list[Line]:
     return [read_line(line, number, about, path) for number, line in enumerate(lines, start=1)]
 
 
+def read_failures(content: bytes, about: About, path: Path) -> list[Line]:
+    """The whole lines of a failed.jsonl: rounds without a next model, in the order in which they were tried."""
+    return [_read_line(line, number, about, path) for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
+
+
 def read_line(content: bytes, number: int, about: About, path: Path) -> Line:
     """A line of the history, which must be that of the round with this number."""
+    line = _read_line(content, number, about, path)
+    if line["round"] != number:
+        problem = f"round = {line['round']}, and lines are in the order of rounds"
+        raise damaged(path, problem, f"is damaged in line {number}")
+    return line
+
+
+def _read_line(content: bytes, number: int, about: About, path: Path) -> Line:
     verdict = f"is damaged in line {number}"
     line: Line = _checked(lambda: _LINE.validate_json(content), path, verdict)
-    if line["round"] != number:
-        raise damaged(path, f"round = {line['round']}, and lines are in the order of rounds", verdict)
     if line.pop("run", None) != about.id:
         raise RunDirectoryError(f"{path}: line {number} is of another run")
     line.setdefault("earlier", [])

@@ -121,6 +121,11 @@ class RunWriter(RunDirectory):
         self.files.append_line("history.jsonl", content)
         return read
 
+    def append_failure(self, line: Mapping[str, Any]) -> None:
+        """Add the line of a round that failed: the history has whole rounds only."""
+        before = self.files.read("failed.jsonl") if self.files.has("failed.jsonl") else b""
+        self.files.write("failed.jsonl", before + _line(self.id, line))
+
     def store_checkpoint(self, state: ServerState) -> None:
         """Write the server's state, and forget all but the last ones."""
         _write_checkpoint(self.files, state, str(self.id))
