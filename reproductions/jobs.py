@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import torch
 
-from fedstrata.core.errors import FedstrataError, RoundFailed, UserError
+from fedstrata.core.errors import FedstrataError, UserError
+from fedstrata.core.record import RoundFailed
 from fedstrata.engines.local import available_workers
 from fedstrata.processes import held_back, leave_to_parent
 from fedstrata.runs.compare import run_job

@@ -95,7 +95,7 @@ def _gradient_divergence(run: Run, round: int) -> float:
     share = record["sizes"] / record["sizes"].sum()
     mean = float((share * norms * cosines).sum())
     squared = mean**2 + norms**2 - 2 * mean * norms * cosines
-    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.recipe.training.learning_rate(round))
+    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.recipe.training.local.learning_rate(round))
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------

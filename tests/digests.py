@@ -39,11 +39,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+if __name__ == "__main__":  # as a script: what is imported from `tests` is found in the folder above
+    sys.path[0] = str(Path(__file__).parents[1])
+
 import torch
-from digested import inside, on_flower, recipes
-from digested.values import KINDS, Case, Values
 
 import fedstrata
+from tests.support.digested import inside, on_flower, recipes
+from tests.support.digested.values import KINDS, Case, Values
 
 CASES: Mapping[str, Case] = recipes.CASES | inside.CASES | on_flower.CASES
 

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # as a script: what is imported from `tests` is found in the folder above
+    sys.path[0] = str(Path(__file__).parents[1])
+
 import numpy as np
 import tomli_w
 import torch
-from conftest import TINY, run_content
-from test_kill import assert_no_orphans, end_of, fork, living
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -34,6 +35,8 @@ from fedstrata.core.messages import Order, Reply
 from fedstrata.engines import local
 from fedstrata.runs import compare
 from fedstrata.tasks.task import ACCURACY, Metric, Task
+from tests.conftest import TINY, run_content
+from tests.runs.test_kill import assert_no_orphans, end_of, fork, living
 
 # --- moments to die at -----------------------------------------------------------------------------------------------
 

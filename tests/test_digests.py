@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("flwr")
 
 import torch
-from conftest import process_environment
-from digested import on_flower, recipes
-from digests import CASES, line_of, values_of
 from torch import Tensor
 
 from fedstrata.algorithms import AXES, NAMED
 from fedstrata.core import rounds
 from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
+from tests.conftest import process_environment
+from tests.digests import CASES, line_of, values_of
+from tests.support.digested import on_flower, recipes
 
 SOME = (
     "named/fedldf/odd",

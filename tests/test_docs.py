@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 
 import fedstrata
 from reproductions.study import Arm, Claim, Measure, Plot, Quick, Study, StudyCell
+from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
 

@@ -81,7 +81,7 @@ def add(name: str, model: Callable[[], nn.Module], clients: Any = None, **option
 
 
 def task(name: str) -> Task:
-    """For recipes: task.function = "zoo:task"."""
+    """For recipes: task.function = "tests.zoo:task"."""
     return ZOO[name].task()
 
 
@@ -1312,7 +1312,7 @@ add("perceptron, tied by storage and transposed", lambda: tied_by_storage(transp
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    from test_zoo import print_table
+    sys.path[0] = str(Path(__file__).parents[1])  # where `tests` is found
+    from tests.clients.test_zoo import print_table
 
     print_table(sys.argv[1:])

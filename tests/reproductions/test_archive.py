@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SOURCE
 
 from fedstrata.core.determinism import ARITHMETIC
 from fedstrata.core.errors import UserError
@@ -17,6 +16,7 @@ from fedstrata.tasks import datasets
 from reproductions import outdated
 from reproductions.results import Results, machine, same_machine, series_of
 from reproductions.study import load_study, studies
+from tests.conftest import ROOT, SOURCE
 
 
 def test_the_library_imports_nothing_of_the_reproductions() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_study import SMALL, results_of
 
 from reproductions.claims import Finding, Known, Ruling, _best, check, decide, is_smaller, outcome, score
 from reproductions.report import differences_table, summary, verdict
 from reproductions.study import Claim
+from tests.support.small_study import SMALL, results_of
 
 INF = math.inf
 

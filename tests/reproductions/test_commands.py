@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import tomli_w
-from conftest import process_environment
-from small_study import SMALL, small
 
 from fedstrata.runs.files import locked
 from reproductions.results import Results
 from reproductions.study import load_study, studies
+from tests.conftest import process_environment
+from tests.support.small_study import SMALL, small
 
 
 @pytest.fixture

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from conftest import ROOT
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from PIL import Image
-from small_study import SMALL, small
 
 from fedstrata.core.errors import RecipeError, UserError
 from fedstrata.recipes.schema import load
@@ -27,6 +25,8 @@ from reproductions.figures.content import Curve, Panel, Picture, Reference
 from reproductions.figures.style import PALETTE, wrapped
 from reproductions.results import Results
 from reproductions.study import Study, load_study, plan, recipe_hash, studies
+from tests.conftest import ROOT
+from tests.support.small_study import SMALL, small
 
 INF = math.inf
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import tomli_w
-from small_study import SMALL, small
 
 from fedstrata.core.errors import UserError
 from fedstrata.runs.reader import Run
 from reproductions.jobs import is_finished, run_all
 from reproductions.study import Study, plan
+from tests.support.small_study import SMALL, small
 
 
 def test_runs_side_by_side_and_alone_have_the_same_bits(tmp_path: Path) -> None:

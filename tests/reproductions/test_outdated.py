@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import tomli_w
-from small_study import SMALL, run_study, small
 
 from fedstrata.core.determinism import ARITHMETIC
 from fedstrata.recipes.schema import load
 from reproductions import outdated
 from reproductions.results import Results, store
 from reproductions.study import Study, load_study, plan
+from tests.support.small_study import SMALL, run_study, small
 
 
 @pytest.mark.parametrize("counted", [1, 2])

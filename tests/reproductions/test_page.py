@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT
-from small_study import SMALL, results_of
-
 from reproductions.claims import check
 from reproductions.page import PAPERS, Paper, _index, _Told, _why, pages
 from reproductions.results import Results
 from reproductions.study import load_study, studies
+from tests.conftest import ROOT
+from tests.support.small_study import SMALL, results_of
 
 
 def test_seeds_that_contradict_each_other_are_told_from_seeds_that_do_not_decide() -> None:

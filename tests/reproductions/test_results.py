@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from small_study import SMALL, run_study, small
 
 import fedstrata
 from fedstrata.recipes.schema import load
@@ -24,6 +23,7 @@ from reproductions.jobs import run_all
 from reproductions.report import measured_tables
 from reproductions.results import Results, machine, same_machine, series_of, store
 from reproductions.study import Study, load_study, plan
+from tests.support.small_study import SMALL, run_study, small
 
 INF = math.inf
 

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from small_study import SMALL, small
 
 from fedstrata.core.errors import RecipeError
 from fedstrata.recipes.schema import load
 from reproductions.study import Study, load_study, recipe_hash, studies
+from tests.support.small_study import SMALL, small
 
 
 @pytest.mark.parametrize("name", studies())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from small_study import SMALL, results_of
-
 from reproductions.claims import check
 from reproductions.repeats import Repeats
 from reproductions.report import claims_table, measured_tables, summary
 from reproductions.study import plan
+from tests.support.small_study import SMALL, results_of
 
 
 def test_many_comparisons_in_a_line() -> None:

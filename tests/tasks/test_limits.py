@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import node_data
 import numpy as np
 import pytest
 
 from fedstrata.core.errors import DataError
 from fedstrata.tasks import files, parquet
 from fedstrata.tasks.nodes import NodesConfig, read_own_folder
+from tests.support import node_data
 
 pyarrow = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

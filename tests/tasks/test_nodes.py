@@ -8,7 +8,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import node_data
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,7 @@ from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import create_run
 from fedstrata.tasks.nodes import NodesConfig, own_task, read_own_folder
 from fedstrata.tasks.partitions import split
+from tests.support import node_data
 
 CONFIG = NodesConfig(clients=3, shape=[1, 28, 28], classes=10)
 

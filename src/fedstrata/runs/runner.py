@@ -20,11 +20,13 @@ from fedstrata.clients import evaluation
 from fedstrata.clients.evaluation import Figures, Unmeasured
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
+from fedstrata.core.fit import Engine, fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import Engine, RoundRecord, fit
-from fedstrata.engines import open_engine
+from fedstrata.core.messages import Status
+from fedstrata.core.record import RoundRecord
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import Recipe, as_table, load, parse_setting, set_key
+from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state, make_directory, open_for_writing
@@ -239,12 +241,12 @@ def _line(
         "round": record.round,
         "attempt": record.attempt,
         "clients": len(record.clients),
-        "replies": sum(status.startswith("ok") for status in record.status),
-        "lost": [{"client": client, "why": why} for client, why in record.lost],
-        "earlier": [{"attempt": attempt, "client": client, "why": why} for attempt, client, why in record.earlier],
+        "replies": record.replies,
+        "lost": [_told(client, why) for client, why in record.lost],
+        "earlier": [{"attempt": attempt, **_told(client, why)} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in metrics.items()},
-        "unmeasured": [{"client": client, "why": why} for client, why in unmeasured],
+        "unmeasured": [_told(client, why) for client, why in unmeasured],
         "bytes": {
             "up": ledger.up.tolist(),
             "down": ledger.down.tolist(),
@@ -258,6 +260,10 @@ def _line(
         "upload_total": upload_total,
         "seconds": round(seconds, 4),
     }
+
+
+def _told(client: int, why: Status) -> dict[str, Any]:
+    return {"client": client, "kind": why.kind, "reason": why.reason, "why": str(why)}
 
 
 def _finite(value: float) -> float | None:
