@@ -263,7 +263,7 @@ def _line(
 
 
 def _told(client: int, why: Status) -> dict[str, Any]:
-    return {"client": client, "kind": why.kind, "reason": why.reason, "why": str(why)}
+    return {"client": client, "kind": why.kind, "reason": why.reason}
 
 
 def _finite(value: float) -> float | None:

@@ -14,6 +14,7 @@ from tests.support import node_data, own_data
 
 pytest.importorskip("flwr")
 
+
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deployment.server import serve
 from fedstrata.runs.reader import Run

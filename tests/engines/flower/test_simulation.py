@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 
+
 import fedstrata
 from fedstrata.algorithms import NAMED
 from fedstrata.nodes.environment import RECIPE
