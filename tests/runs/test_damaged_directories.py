@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
@@ -19,6 +21,7 @@ from fedstrata.core.messages import StatusKind
 from fedstrata.runs import formats
 from fedstrata.runs.formats import Kind
 from fedstrata.runs.reader import Run
+from fedstrata.tasks.task import Task
 from tests import damage
 from tests.support.make_runs import make_run
 
@@ -45,6 +48,22 @@ def test_what_is_whole_is_read(good: tuple[Path, Path]) -> None:
         assert damage.tried(whole, damage.Damage("none", lambda folder: None)) == []
     assert Run(good[0]).finished()
     assert any(line["lost"] or line["earlier"] for line in Run(good[0]).history())
+
+
+def test_what_nobody_could_read_is_not_written(blobs: Any, tmp_path: Path) -> None:
+    """A task may note what it likes of its data, but its source is shown."""
+    notes = {"source": 5, "mine": [{"a": None}]}
+    task = Task(lambda: nn.Linear(2, 2), [blobs(8)], {"test": blobs(8)}, notes=notes)
+    with pytest.raises(RunDirectoryError, match=r"run/run\.json cannot be written: data\.source = 5: "):
+        fedstrata.run({"training": {"rounds": 1}}, task=task, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    run = make_run(tmp_path / "run", done=1)
+    before = (run.path / "history.jsonl").read_bytes()
+    line = json.loads(before)
+    for changes in ({"train_loss": math.inf}, {"clients": -1}, {"bytes": {}}):
+        with pytest.raises((RunDirectoryError, ValueError)):
+            run.append_history({**line, "round": 2, **changes})
+    assert (run.path / "history.jsonl").read_bytes() == before
 
 
 # --- which line it is ------------------------------------------------------------------------------------------------
