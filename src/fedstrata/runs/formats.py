@@ -43,8 +43,8 @@ _CHECKED = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 """What is counted: whole, and not more than a float holds exactly."""
 
-Round = Annotated[int, Field(ge=1, le=1 << 53)]
-"""The number of a round."""
+Positive = Annotated[int, Field(ge=1, le=1 << 53)]
+"""What is at least one: the number of a round, how many clients there are."""
 
 Text = InstanceOf[str]
 """Any text: a class may be called by a file name that is not UTF-8."""
@@ -83,7 +83,7 @@ class Environment(BaseModel):
 
     model_config = _CHECKED
 
-    round: Round
+    round: Positive
     versions: dict[str, str]
 
 
@@ -143,12 +143,12 @@ class About(BaseModel):
     recipe_sha256: str | None = None
     recipe_sha256_before: str | None = None
     """While a run is being extended: that of the recipe before."""
-    arithmetic: int = Field(1, ge=1)
+    arithmetic: Positive = 1
     versions: dict[str, str] = {}
     later: list[Environment] = []
     created: str
     metric: MetricEntry
-    clients: Round
+    clients: Positive
     """How many there are."""
     layers: list[LayerEntry]
     data: DataEntry
@@ -265,7 +265,7 @@ class Line(TypedDict):
 @with_config(_CHECKED)
 class _StoredLine(TypedDict):
     run: NotRequired[str]
-    round: Round
+    round: Positive
     attempt: Count
     clients: Count
     replies: Count
