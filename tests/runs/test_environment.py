@@ -238,7 +238,7 @@ def test_each_change_is_kept_with_its_round_and_one_without_a_round_is_not(
             _some(lines, rounds)
         else:  # killed when the first round begins
             with monkeypatch.context() as patch:
-                patch.setattr("fedstrata.core.rounds.fit", _killed)
+                patch.setattr("fedstrata.core.fit.fit", _killed)
                 with pytest.raises(KeyboardInterrupt):
                     next(lines)
         return said()
