@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from fedstrata.core.fit import Engine
-from fedstrata.recipes.experiment import Experiment
+if TYPE_CHECKING:  # a node on which torch cannot be loaded says so, with what is in this package
+    from contextlib import AbstractContextManager
+
+    from fedstrata.core.fit import Engine
+    from fedstrata.recipes.experiment import Experiment
 
 
 def open_engine(experiment: Experiment) -> AbstractContextManager[Engine]:
