@@ -17,7 +17,7 @@ from torch import nn
 
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
-from fedstrata.core.messages import StatusKind
+from fedstrata.core.messages import Status, StatusKind
 from fedstrata.runs import formats
 from fedstrata.runs.formats import Kind
 from fedstrata.runs.reader import Run
@@ -142,17 +142,20 @@ def told(tmp_path: Path, *entries: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("why", "kind"),
+    ("why", "kind", "reason"),
     [
-        ("dropped out", "dropped out"),
-        ("straggler, not waited for", "straggler dropped"),
-        ("no reply", "no reply"),
-        ("refused: update is not finite", "refused"),
-        ("failed: ValueError: a: b (mine.py:3)", "failed"),
+        ("dropped out", "dropped out", ""),
+        ("straggler, not waited for", "straggler dropped", ""),
+        ("no reply", "no reply", ""),
+        ("refused: update is not finite", "refused", "update is not finite"),
+        ("failed: ValueError: a: b (mine.py:3)", "failed", "ValueError: a: b (mine.py:3)"),
     ],
 )
-def test_why_a_client_was_lost(why: str, kind: str, tmp_path: Path) -> None:
-    assert told(tmp_path, {"client": 3, "why": why}) == [{"client": 3, "kind": kind, "why": why}]
+def test_why_a_client_was_lost(why: str, kind: str, reason: str, tmp_path: Path) -> None:
+    """Lines of before have a sentence, those of now kind and reason; whoever reads them gets all three."""
+    expected = {"client": 3, "kind": kind, "reason": reason, "why": str(Status(kind, reason))}  # type: ignore[arg-type]
+    assert told(tmp_path, {"client": 3, "why": why}) == [expected]
+    assert told(tmp_path, {"client": 3, "kind": kind, "reason": reason}) == [expected]
 
 
 def test_the_kinds_are_those_of_the_round() -> None:
@@ -166,8 +169,8 @@ def test_the_kind_and_the_reason_that_a_client_was_lost(kind: str, tmp_path: Pat
         tmp_path, {"client": 3, "kind": kind, "reason": ""}, {"client": 4, "kind": kind, "reason": "a", "attempt": 2}
     )
     assert found == [
-        {"client": 3, "kind": kind, "why": kind},
-        {"client": 4, "attempt": 2, "kind": kind, "why": f"{kind}: a"},
+        {"client": 3, "kind": kind, "reason": "", "why": kind},
+        {"client": 4, "attempt": 2, "kind": kind, "reason": "a", "why": f"{kind}: a"},
     ]
 
 
