@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.algorithms import to_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
-from fedstrata.recipes.schema import Recipe, as_table, load, parse_setting, set_key
+from fedstrata.recipes.schema import Recipe, as_table, load
+from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import write_whole
 from fedstrata.tasks.config import PYTHON_TASK
