@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from benchmarks import measure
 from benchmarks.memory import peak_mb
 from benchmarks.workloads import WARM_UP, WORKLOADS
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
+from fedstrata.core.fit import fit
 from fedstrata.core.messages import Order, Reply, is_finite
-from fedstrata.core.rounds import aggregate, fit
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.engine import open_engine

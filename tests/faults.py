@@ -240,8 +240,8 @@ def comparison(path: Path) -> None:
     """Two algorithms on digits, with the trainer that perceptrons have."""
     recipe = TINY | {"training": {"rounds": 4, "epochs": 4, "batch_size": 6, "lr": 0.1}, "engine": {"workers": 2}}
     (path / "recipe.toml").write_text(tomli_w.dumps(recipe), encoding="utf-8")
-    for cell in compare.plan(path / "recipe.toml", ["fedlayerwise", "fedldf"], [0], out=path / "run").cells:
-        list(compare.run_cell(cell))
+    for job in compare.begin_comparison(path / "recipe.toml", ["fedlayerwise", "fedldf"], [0], out=path / "run").jobs:
+        list(compare.run_job(job))
 
 
 FEDLDF = {"name": "fedldf", "n": 2}

@@ -27,7 +27,8 @@ from torch import nn
 
 import fedstrata
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
 from tests.conftest import run_content
 
@@ -296,10 +297,10 @@ def test_a_full_disk_costs_nothing_that_was_done(tmp_path: Path) -> None:
     recipe = table()
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
     path = tmp_path / "full" / "run"
-    run, experiment = Run.create(load(recipe), path, task=TASK)
+    run, experiment = create_run(load(recipe), path, task=TASK)
 
     def work() -> None:
-        lines = run.rounds(experiment)
+        lines = run_rounds(run, experiment)
         next(lines)
         full_disk()
         list(lines)

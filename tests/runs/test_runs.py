@@ -24,13 +24,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata
-from fedstrata import runs
 from fedstrata.clients import evaluation
-from fedstrata.core.errors import RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.core.record import RoundFailed
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe, load
+from fedstrata.runs import runner
 from fedstrata.runs.files import locked
-from fedstrata.runs.runner import Run, reopen
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, reopen, run_rounds, start_run
+from fedstrata.runs.writer import last_state
 from fedstrata.tasks.task import Task
 from tests.conftest import checkpoint_content, forge_recipe, run_content
 
@@ -94,9 +97,10 @@ def test_a_recipe_that_someone_damaged_is_said_to_be(example: Run, tmp_path: Pat
     recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     recipe["algorithm"] = {"objective": "plain"}
     forge_recipe(tmp_path / "run", recipe)
-    with pytest.raises(RecipeError, match=r"algorithm.objective = 'plain': must be a table with a name"):
+    problem = r"recipe\.toml is damaged: algorithm.objective = 'plain': must be a table with a name"
+    with pytest.raises(RunDirectoryError, match=problem):
         Run(tmp_path / "run")
-    assert cli("show", tmp_path / "run").code not in (0, -1)
+    assert cli("show", tmp_path / "run").code == 2
 
 
 def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +108,11 @@ def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     rates = [0.1, 0.2, 0.3, 0.4]
     experiments = [build_experiment(load(tiny({"training.lr": rate}))) for rate in rates]
-    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
+    monkeypatch.setattr(runner, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
 
     def begin(one: Any) -> None:
         for _ in range(5):
-            Run.start(one)
+            start_run(one)
 
     jobs = [mp.get_context("fork").Process(target=begin, args=(one,)) for one in experiments]
     for job in jobs:
@@ -177,12 +181,12 @@ def test_a_history_line_per_round(example: Run) -> None:
 
 
 def test_the_ledger_adds_up(example: Run) -> None:
-    layers = example.directory.info["layers"]
-    weights = np.array([layer["bytes"] for layer in layers])
+    layers = example.about.layers
+    weights = np.array([layer.bytes for layer in layers])
     total = 0
     for line in example.history():
         moved = line["bytes"]
-        mask = example.figures(line["round"])["mask"]
+        mask = example.layers(line["round"])["mask"]
         assert moved["up"] == (mask.sum(0) * weights).tolist()
         assert mask.sum(0).tolist() == [2, 2]
         assert moved["down"] == (3 * weights).tolist()
@@ -198,42 +202,42 @@ def test_the_ledger_adds_up(example: Run) -> None:
     assert example.summary()["upload"] == total
 
 
-def test_figures_have_shapes_and_meaning(example: Run) -> None:
+def test_records_of_layers_have_shapes_and_meaning(example: Run) -> None:
     seen: set[int] = set()
     for number in (1, 2, 3):
-        figures = example.figures(number)
-        assert set(figures) == {
+        layers = example.layers(number)
+        assert set(layers) == {
             *("angle", "smoothed_angle", "divergence", "weight", "mask", "mu", "norm", "model_angle"),
             *("clients", "sizes", "work", "loss"),
         }
         for name in ("angle", "smoothed_angle", "divergence", "weight", "mask", "mu", "norm"):
-            assert figures[name].shape == (3, 2), name
-            assert figures[name].dtype == np.float64
+            assert layers[name].shape == (3, 2), name
+            assert layers[name].dtype == np.float64
         for name in ("model_angle", "clients", "sizes", "work", "loss"):
-            assert figures[name].shape == (3,), name
-        sent = figures["mask"] > 0
-        assert set(np.unique(figures["mask"])) <= {0.0, 1.0}
-        np.testing.assert_allclose(np.nansum(figures["weight"], axis=0), 1.0)
-        assert np.all(np.nan_to_num(figures["weight"])[~sent] == 0)
-        assert np.all(figures["weight"][sent] > 0)
-        assert np.array_equal(np.isfinite(figures["angle"]), sent)
-        assert np.all((figures["angle"][sent] >= 0) & (figures["angle"][sent] <= np.pi))
-        assert np.isfinite(figures["divergence"]).all()  # fedldf: everyone reports it
-        assert np.all(figures["divergence"] > 0)
+            assert layers[name].shape == (3,), name
+        sent = layers["mask"] > 0
+        assert set(np.unique(layers["mask"])) <= {0.0, 1.0}
+        np.testing.assert_allclose(np.nansum(layers["weight"], axis=0), 1.0)
+        assert np.all(np.nan_to_num(layers["weight"])[~sent] == 0)
+        assert np.all(layers["weight"][sent] > 0)
+        assert np.array_equal(np.isfinite(layers["angle"]), sent)
+        assert np.all((layers["angle"][sent] >= 0) & (layers["angle"][sent] <= np.pi))
+        assert np.isfinite(layers["divergence"]).all()  # fedldf: everyone reports it
+        assert np.all(layers["divergence"] > 0)
         # the two that were chosen are the two that moved furthest
         for layer in range(2):
-            chosen = figures["divergence"][sent[:, layer], layer]
-            others = figures["divergence"][~sent[:, layer], layer]
+            chosen = layers["divergence"][sent[:, layer], layer]
+            others = layers["divergence"][~sent[:, layer], layer]
             assert chosen.min() >= others.max()
-        assert np.isfinite(figures["mu"]).all()
+        assert np.isfinite(layers["mu"]).all()
         if number == 1:
-            assert np.allclose(figures["mu"], 0.5)
-            assert np.array_equal(figures["smoothed_angle"][sent], figures["angle"][sent])
-        assert np.isfinite(figures["norm"][sent]).all()
-        assert (figures["sizes"] == 10).all()  # 12, of which 20 % are held out
-        assert (figures["work"] == 2).all()
-        assert np.array_equal(figures["clients"], np.unique(figures["clients"]))
-        seen |= set(figures["clients"].tolist())
+            assert np.allclose(layers["mu"], 0.5)
+            assert np.array_equal(layers["smoothed_angle"][sent], layers["angle"][sent])
+        assert np.isfinite(layers["norm"][sent]).all()
+        assert (layers["sizes"] == 10).all()  # 12, of which 20 % are held out
+        assert (layers["work"] == 2).all()
+        assert np.array_equal(layers["clients"], np.unique(layers["clients"]))
+        seen |= set(layers["clients"].tolist())
     assert seen <= {0, 1, 2, 3}
 
 
@@ -242,11 +246,11 @@ def test_mu_of_a_later_round_is_the_checkpoints(example: Run) -> None:
     _, tensors = checkpoint_content(example.path / "checkpoints" / "000002.safetensors")
     assert not torch.allclose(tensors["objective/mu"], torch.full((2,), 0.5, dtype=torch.float64))
     np.testing.assert_allclose(
-        example.figures(3)["mu"], np.broadcast_to(tensors["objective/mu"].numpy(), (3, 2)), rtol=1e-6
+        example.layers(3)["mu"], np.broadcast_to(tensors["objective/mu"].numpy(), (3, 2)), rtol=1e-6
     )
 
 
-def test_figures_agree_with_updates_worked_out_by_hand(tiny: Any, tmp_path: Path) -> None:
+def test_a_record_of_layers_agrees_with_updates_worked_out_by_hand(tiny: Any, tmp_path: Path) -> None:
     """FedAvg, one round: weights are shares of samples, and the model moved by their mean of the updates."""
     table = tiny(
         {
@@ -257,14 +261,14 @@ def test_figures_agree_with_updates_worked_out_by_hand(tiny: Any, tmp_path: Path
         }
     )
     run = fedstrata.run(table, out=tmp_path / "run")
-    figures = run.figures(1)
-    shares = figures["sizes"] / figures["sizes"].sum()
-    np.testing.assert_allclose(figures["weight"], np.repeat(shares[:, None], 2, axis=1))
+    layers = run.layers(1)
+    shares = layers["sizes"] / layers["sizes"].sum()
+    np.testing.assert_allclose(layers["weight"], np.repeat(shares[:, None], 2, axis=1))
     before = checkpoint_content(run.path / "checkpoints" / "000000.safetensors")[1]["model"].double()
     after = checkpoint_content(run.path / "checkpoints" / "000001.safetensors")[1]["model"].double()
     moved = np.array([np.linalg.norm((after - before)[:3140]), np.linalg.norm((after - before)[3140:])])
     # ⟨Δ_k, G⟩ = ‖Δ_k‖ ‖G‖ cos θ_k, and Σ p_k ⟨Δ_k, G⟩ = ‖G‖²
-    projections = (figures["weight"] * figures["divergence"] * np.cos(figures["angle"])).sum(0)
+    projections = (layers["weight"] * layers["divergence"] * np.cos(layers["angle"])).sum(0)
     np.testing.assert_allclose(projections, moved, rtol=1e-5)
 
 
@@ -303,24 +307,24 @@ def test_another_seed_is_another_run(tiny: Any, tmp_path: Path) -> None:
 
 def test_recording_layers_changes_no_bit(tiny: Any, tmp_path: Path) -> None:
     settings = {"algorithm": ALGORITHMS["combination"]}
-    with_figures = fedstrata.run(tiny(settings), out=tmp_path / "with")
+    recorded = fedstrata.run(tiny(settings), out=tmp_path / "with")
     without = fedstrata.run(tiny(settings | {"record.layers": False}), out=tmp_path / "without")
-    assert with_figures.summary()["weights_sha256"] == without.summary()["weights_sha256"]
-    assert run_content(with_figures.path)["history"] == run_content(without.path)["history"]
+    assert recorded.summary()["weights_sha256"] == without.summary()["weights_sha256"]
+    assert run_content(recorded.path)["history"] == run_content(without.path)["history"]
     assert list((without.path / "layers").iterdir()) == []
-    with pytest.raises(RunDirectoryError, match="no per-layer figures of round 1"):
-        without.figures(1)
+    with pytest.raises(RunDirectoryError, match="no record of the layers in round 1"):
+        without.layers(1)
 
 
 def test_float64(tiny: Any, tmp_path: Path) -> None:
     run = fedstrata.run(tiny({"engine.dtype": "float64"}), out=tmp_path / "run")
-    assert run.directory.latest().model.dtype == torch.float64
-    info = run.directory.info
-    assert info["resolved"]["dtype"] == "float64"
-    assert info["layers"][0]["bytes"] == 8 * info["layers"][0]["numbers"]
-    assert run.history()[0]["bytes"]["up"][0] == 4 * info["layers"][0]["bytes"]
+    assert last_state(run.directory).model.dtype == torch.float64
+    first = run.about.layers[0]
+    assert json.loads((run.path / "run.json").read_text())["resolved"]["dtype"] == "float64"
+    assert first.bytes == 8 * first.numbers
+    assert run.history()[0]["bytes"]["up"][0] == 4 * first.bytes
     single = fedstrata.run(tiny(), out=tmp_path / "single")
-    assert torch.allclose(run.directory.latest().model.float(), single.directory.latest().model, atol=1e-4)
+    assert torch.allclose(last_state(run.directory).model.float(), last_state(single.directory).model, atol=1e-4)
 
 
 # --- stop and go on --------------------------------------------------------------------------------------------------
@@ -328,8 +332,8 @@ def test_float64(tiny: Any, tmp_path: Path) -> None:
 
 def stop_after(table: dict[str, Any], out: Path, rounds: int) -> Run:
     """Run some rounds and let go of the run, as Ctrl-C does."""
-    run, experiment = Run.create(load(table), out)
-    lines = run.rounds(experiment)
+    run, experiment = create_run(load(table), out)
+    lines = run_rounds(run, experiment)
     for _ in range(rounds):
         next(lines)
     lines.close()
@@ -385,7 +389,7 @@ def test_checkpoints_every_other_round(tiny: Any, tmp_path: Path, same_run: Any,
     """Stopped politely, nothing is lost; killed, everything after the last checkpoint is run again, the same."""
     table = tiny({"record.checkpoint_every": 2, "training.rounds": 5, "algorithm": ALGORITHMS["fedlap+fedadp"]})
     stopped = stop_after(table, tmp_path / "stopped", done)
-    assert stopped.directory.latest().round == done
+    assert last_state(stopped.directory).round == done
     shutil.copytree(tmp_path / "stopped", tmp_path / "killed")
     if done % 2:  # a kill would not have left this one
         (tmp_path / "killed" / "checkpoints" / f"{done:06d}.safetensors").unlink()
@@ -400,9 +404,9 @@ def test_checkpoints_every_other_round(tiny: Any, tmp_path: Path, same_run: Any,
 
 
 def test_an_error_between_checkpoints_loses_nothing(tiny: Any, tmp_path: Path) -> None:
-    run, experiment = Run.create(load(tiny({"record.checkpoint_every": 10, "training.rounds": 9})), tmp_path / "run")
+    run, experiment = create_run(load(tiny({"record.checkpoint_every": 10, "training.rounds": 9})), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        for line in run.rounds(experiment):
+        for line in run_rounds(run, experiment):
             if line["round"] == 4:
                 raise KeyboardInterrupt
     # the generator may only now be let go of
@@ -451,8 +455,8 @@ def test_shortening_to_what_is_done_finishes_a_run(tiny: Any, tmp_path: Path, sa
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_figures_of_a_round_that_never_was_are_dropped(tiny: Any, tmp_path: Path, same_run: Any) -> None:
-    """Killed after the figures of round 3 and before its line, then shortened to two rounds."""
+def test_a_record_of_a_round_that_never_was_are_dropped(tiny: Any, tmp_path: Path, same_run: Any) -> None:
+    """Killed after the layers of round 3 and before its line, then shortened to two rounds."""
     stop_after(tiny(), tmp_path / "run", 2)
     shutil.copy(tmp_path / "run/layers/000002.safetensors", tmp_path / "run/layers/000003.safetensors")
     fedstrata.resume(tmp_path / "run", settings={"training.rounds": 2})
@@ -472,7 +476,7 @@ def test_stop_at_target(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     assert run.finished()
     assert run.summary()["rounds_to_target"] == reaching
     assert run.summary()["upload_to_target"] == run.history()[-1]["upload_total"]
-    assert run.directory.latest().round == reaching
+    assert last_state(run.directory).round == reaching
     assert fedstrata.resume(run.path).history() == run.history()
     # letting go of the target goes on to the end
     fedstrata.resume(run.path, settings={"evaluation.stop_at_target": False})
@@ -584,8 +588,8 @@ def test_initial_weights_from_an_export(tiny: Any, tmp_path: Path) -> None:
     settings = {"training.initial_weights": str(tmp_path / "start.safetensors"), "training.rounds": 1, "seed": 5}
     run = fedstrata.run(tiny(settings), out=tmp_path / "run")
     first = checkpoint_content(run.path / "checkpoints" / "000000.safetensors")[1]["model"]
-    assert torch.equal(first, start.directory.latest().model)
-    assert not torch.equal(run.directory.latest().model, first)
+    assert torch.equal(first, last_state(start.directory).model)
+    assert not torch.equal(last_state(run.directory).model, first)
 
 
 def test_a_run_goes_on_from_its_checkpoint_not_from_its_initial_weights(
@@ -620,7 +624,7 @@ def test_too_few_replies_stop_the_run_with_a_reason_and_resume_would_go_on(tiny:
     run = Run(tmp_path / "run")
     assert run.history() == []
     assert not run.finished()
-    assert run.directory.latest().round == 0
+    assert last_state(run.directory).round == 0
 
 
 def test_a_round_that_is_tried_again_says_so_and_pays_for_both(tiny: Any, tmp_path: Path) -> None:
@@ -628,7 +632,7 @@ def test_a_round_that_is_tried_again_says_so_and_pays_for_both(tiny: Any, tmp_pa
     run = fedstrata.run(table, out=tmp_path / "run")
     lines = run.history()
     assert max(line["attempt"] for line in lines) > 0
-    whole = sum(layer["bytes"] for layer in run.directory.info["layers"])
+    whole = sum(layer.bytes for layer in run.about.layers)
     for line in lines:
         assert line["replies"] == 4
         assert sum(line["bytes"]["down"]) == 4 * whole * (line["attempt"] + 1)
@@ -675,7 +679,7 @@ def test_interrupted_while_evaluating_keeps_all_whole_rounds(
         fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
     run = fedstrata.Run(tmp_path / "run")
     assert len(run.history()) == 3
-    assert run.directory.latest().round == 3
+    assert last_state(run.directory).round == 3
 
 
 @pytest.mark.parametrize("call", ["fsync", "close"])
@@ -696,7 +700,7 @@ def test_interrupted_once_a_line_is_written_keeps_its_round(
     with pytest.raises(KeyboardInterrupt):
         fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
     run = fedstrata.Run(tmp_path / "run")
-    assert len(run.history()) == run.directory.latest().round == 4
+    assert len(run.history()) == last_state(run.directory).round == 4
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[2] / "src"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,12 @@ from fedstrata.clients.client import Client
 from fedstrata.clients.setup import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import Cohort
+from fedstrata.core.fit import Plan, fit
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import Plan, RoundRecord, ServerState, fit, initial_state
+from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.record import RoundRecord
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
 from fedstrata.recipes.schema import Training
@@ -136,24 +139,26 @@ def run(
 class FaultyEngine:
     """A client in this process whose replies pass through `change(reply, order)`; None is a reply that never comes."""
 
-    def __init__(self, setup: Setup, change: Callable[[Reply, Order], Reply | None] = lambda reply, order: reply):
+    def __init__(self, setup: Setup, change: Callable[[Reply, Order], Answer | None] = lambda reply, order: reply):
         self.sizes = setup.task.sizes()
         self.client, self.change = Client(setup), change
         self.orders: list[Order] = []
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         self.orders += orders
         for order in orders:
-            reply = self.change(self.client.answer(order), order)
-            if reply is not None:
-                yield reply
+            answer: Answer | None = self.client.answer(order)
+            if isinstance(answer, Reply):
+                answer = self.change(answer, order)
+            if answer is not None:
+                yield order, answer
 
 
 def fit_faulty(
     task: Task,
     algorithm: Algorithm,
     training: Training,
-    change: Callable[[Reply, Order], Reply | None] = lambda reply, order: reply,
+    change: Callable[[Reply, Order], Answer | None] = lambda reply, order: reply,
     **options: object,
 ) -> tuple[FaultyEngine, list[ServerState], list[RoundRecord]]:
     """Like `run`, on a `FaultyEngine`."""
@@ -164,6 +169,21 @@ def fit_faulty(
         states.append(after)
         records.append(record)
     return engine, states, records
+
+
+def words(record: RoundRecord) -> tuple[str, ...]:
+    """What became of each client, in words."""
+    return tuple(map(str, record.status))
+
+
+def by_client(record: RoundRecord) -> dict[int, str]:
+    """The same, by the clients' names."""
+    return dict(zip(record.clients.tolist(), words(record), strict=True))
+
+
+def missing(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, Status]]:
+    """Who is missing, as a line of a run's history has it in `lost` or `unmeasured`."""
+    return [(entry["client"], Status(entry["kind"], entry["reason"])) for entry in entries]
 
 
 def poisoned(reply: Reply, value: float) -> Reply:

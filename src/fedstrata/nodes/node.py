@@ -59,7 +59,7 @@ def answer(content: RecordDict, context: Context) -> RecordDict:
             reply = node.answers.carry_out(order)
         finally:
             _keep(node.answers.kept.get(order.client), context.state)
-    return encode_reply(reply, layers)
+    return encode_reply(reply, order, layers)
 
 
 def _object(order: Order, node: OwnClient, state: RecordDict) -> None:

@@ -23,8 +23,10 @@ from fedstrata.clients.modules import same_bits
 from fedstrata.clients.setup import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
+from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import Plan, ServerState, initial_state, settle
+from fedstrata.core.round import check_cohort
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
@@ -177,7 +179,8 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
     wanted, holders = recipe.training.clients_per_round, int((task.sizes() > 0).sum())
     if wanted is not None and wanted > len(task.clients):
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
-    algorithm = settle(recipe.built_algorithm, recipe.training.participation.cohort_size(holders))
+    algorithm = recipe.built_algorithm
+    check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
     layers = Layers.of(model, recipe.grouping())
     _check_builder(model, build(), layers)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)

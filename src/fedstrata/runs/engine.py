@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from fedstrata.core.rounds import Engine
+from fedstrata.core.fit import Engine
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment
 

@@ -18,22 +18,25 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata
 from fedstrata.algorithms import NAMED
-from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RunDirectoryError
+from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import RoundRecord, fit
+from fedstrata.core.messages import Order, Reply, Status
+from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.deployment import server
 from fedstrata.deployment.server import RemoteData, serve
-from fedstrata.engines.flower.codec import Hello, decode_reply, encode_hello, encode_reply
+from fedstrata.engines.flower.codec import Hello, decode_order, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from tests.support.fake_grid import FakeGrid, Fault, gone
+from tests.support.math import missing, words
 
 CLIENTS = 4
+TOO_LATE = Status("no reply", "nothing within 0.05 s")
 RecipeFile = Callable[..., Path]
 
 
@@ -159,39 +162,57 @@ def test_upload_bytes_are_the_ledgers_and_little_more(recipe: RecipeFile, tmp_pa
 # --- what nodes do to a round ----------------------------------------------------------------------------------------
 
 
-def spoiled(change: Callable[[Reply], Reply], layers: Layers) -> Fault:
+Change = Callable[[Reply, Order], tuple[Reply, Order]]
+"""From what a node says, and the order it answers, to what it says instead, and the order it says that it answers."""
+
+
+def spoiled(change: Change, layers: Layers) -> Fault:
     """A node whose replies to training orders are changed, but still encoded as they should be."""
 
     def fault(message: Message, reply: Message) -> Message:
         if message.metadata.message_type != "train":
             return reply
-        return Message(encode_reply(change(decode_reply(reply.content, layers)), layers), reply_to=message)
+        order = decode_order(message.content, layers)
+        return Message(
+            encode_reply(*change(decode_reply(reply.content, order, layers), order), layers), reply_to=message
+        )
 
     return fault
 
 
-def one_nan(reply: Reply) -> Reply:
+def says(**values: Any) -> Change:
+    """A reply with other values."""
+    return lambda reply, order: (replace(reply, **values), order)
+
+
+def answers(**values: Any) -> Change:
+    """A true reply, to another order than this one."""
+    return lambda reply, order: (reply, replace(order, **values))
+
+
+def one_nan(reply: Reply, order: Order) -> tuple[Reply, Order]:
     assert reply.update is not None
     update = reply.update.clone()
     update[5] = float("nan")
-    return replace(reply, update=update)
+    return replace(reply, update=update), order
 
 
-def without_first_layer(reply: Reply) -> Reply:
+def without_first_layer(reply: Reply, order: Order) -> tuple[Reply, Order]:
     assert reply.sent is not None
-    return replace(reply, sent=reply.sent & (torch.arange(len(reply.sent)) > 0))
+    return replace(reply, sent=reply.sent & (torch.arange(len(reply.sent)) > 0)), order
 
 
 @pytest.mark.parametrize(
     ("change", "status"),
     [
-        (one_nan, "refused: update is not finite"),
+        (one_nan, "not finite: update"),
         (without_first_layer, "refused: layers fc1: sent without being asked for, or asked for and not sent"),
-        (lambda reply: replace(reply, round=reply.round - 1), "refused: round = 0, asked for 1"),
-        (lambda reply: replace(reply, attempt=9), "refused: attempt = 9, asked for 0"),
-        (lambda reply: replace(reply, client=1), "refused: client = 1, asked for 2"),
-        (lambda reply: replace(reply, size=0), "refused: size = 0, must be a positive number of samples"),
-        (lambda reply: replace(reply, update=None), "refused: update is missing"),
+        (answers(kind="evaluate"), "refused: kind = 'evaluate', asked for 'train'"),
+        (answers(round=0), "refused: round = 0, asked for 1"),
+        (answers(attempt=9), "refused: attempt = 9, asked for 0"),
+        (answers(client=1), "refused: client = 1, asked for 2"),
+        (says(size=0), "refused: size = 0, must be a positive number of samples"),
+        (says(update=None), "refused: update is missing"),
     ],
 )
 def test_a_bad_reply_costs_the_round_that_client_only(change: Any, status: str, federation: Any) -> None:
@@ -199,7 +220,7 @@ def test_a_bad_reply_costs_the_round_that_client_only(change: Any, status: str, 
     experiment, grid = federation()
     grid.faults[2] = spoiled(change, experiment.layers)
     results = rounds(experiment, grid)
-    assert results[0][1].status == ("ok", "ok", status, "ok")
+    assert words(results[0][1]) == ("ok", "ok", status, "ok")
     same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
@@ -253,7 +274,7 @@ def test_a_node_that_fails_costs_the_round_its_client_only(fault: Fault, status:
     experiment, grid = federation()
     grid.faults[2] = lambda message, reply: fault(message, reply) if message.metadata.message_type == "train" else reply
     results = rounds(experiment, grid)
-    assert results[0][1].status == ("ok", "ok", status, "ok")
+    assert words(results[0][1]) == ("ok", "ok", status, "ok")
     same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
@@ -273,7 +294,7 @@ def test_a_reply_that_flower_cannot_put_together_costs_its_client_only(federatio
 
     results = rounds(experiment, Torn(whole.recipe, CLIENTS))
     why = "refused: Flower cannot read it: KeyError: '\\x1b[2Jno such object'"
-    assert [record.status for _, record in results] == [("ok", "ok", why, "ok")] * 3
+    assert [words(record) for _, record in results] == [("ok", "ok", why, "ok")] * 3
     same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
@@ -298,9 +319,9 @@ def test_what_a_client_writes_cannot_reach_a_terminal(federation: Any) -> None:
     for client, fault in enumerate((failing(text), lambda message, reply: Message(Error(2, text), reply_to=message))):
         grid.faults[client] = lambda m, r, fault=fault: fault(m, r) if m.metadata.message_type == "train" else r
     [(_, record)] = rounds(experiment, grid, simulated=True)
-    assert record.status[0].startswith(r"failed: \x1b]0;owned\x07\u202eaaa")
-    assert record.status[1].startswith("failed: the ClientApp raised: …aaa")  # the end of a long reason
-    for status in record.status:
+    assert words(record)[0].startswith(r"failed: \x1b]0;owned\x07\u202eaaa")
+    assert words(record)[1].startswith("failed: the ClientApp raised: …aaa")  # the end of a long reason
+    for status in words(record):
         assert status.isprintable()
         assert len(status) < 1100
 
@@ -313,8 +334,8 @@ def test_a_fault_in_the_second_exchange_costs_that_upload_only(federation: Any) 
     asked = grid.count("query.upload")
     assert asked
     for _, record in results:
-        assert record.status[1] in ("no reply: nothing within 0.05 s", "ok, nothing chosen")
-    assert any(record.status[1].startswith("no reply") for _, record in results)
+        assert words(record)[1] in ("no reply: nothing within 0.05 s", "nothing chosen")
+    assert any(record.status[1].kind == "no reply" for _, record in results)
     same_models(results, rounds_without(experiment, lambda order: (order.kind, order.client) == ("upload", 1)))
 
 
@@ -328,8 +349,8 @@ def test_a_node_that_restarts_between_the_exchanges_has_nothing_to_upload(federa
 
     grid.faults[3] = restarts
     [(_, record)] = rounds(experiment, grid)
-    assert record.status[:3] == ("ok", "ok", "ok")
-    assert record.status[3] == "failed: it has no such update, or cannot upload it (LookupError); its own log says more"
+    assert words(record)[:3] == ("ok", "ok", "ok")
+    assert words(record)[3] == "failed: it has no such update, or cannot upload it (LookupError); its own log says more"
 
 
 def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
@@ -343,8 +364,8 @@ def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
     grid.faults |= dict.fromkeys((0, 1, 2), silent_at_first)
     [(model, record)] = rounds(experiment, grid)
     assert record.attempt == 1
-    assert record.status == ("ok",) * 4
-    assert record.earlier == tuple((0, client, "no reply: nothing within 0.05 s") for client in range(3))
+    assert words(record) == ("ok",) * 4
+    assert record.earlier == tuple((0, client, TOO_LATE) for client in range(3))
     same_models([(model, record)], rounds_without(experiment, lambda o: o.attempt == 0 and o.client < 3))
 
 
@@ -373,9 +394,7 @@ def test_an_evaluation_that_nobody_answers_loses_no_round(recipe: RecipeFile, tm
 
     grid.faults |= dict.fromkeys(range(CLIENTS), silent)
     first, second = on_flower(grid, tmp_path / "run")
-    assert first["unmeasured"] == [
-        {"client": client, "why": "no reply: nothing within 0.05 s"} for client in range(CLIENTS)
-    ]
+    assert missing(first["unmeasured"]) == [(client, TOO_LATE) for client in range(CLIENTS)]
     assert first["metrics"] == {}
     assert first["bytes"]["evaluation"] == second["bytes"]["evaluation"] > 0
     assert second["metrics"]["clients"]["clients"] == CLIENTS
@@ -416,13 +435,13 @@ def test_a_late_order_is_not_carried_out(federation: Any) -> None:
                 late = grid.carry_out(first[0], grid.nodes[1000])
                 assert late is not None
                 with pytest.raises(NodeFailed, match="a later round or attempt has begun there"):
-                    decode_reply(late.content, experiment.layers)
+                    decode_reply(late.content, decode_order(first[0].content, experiment.layers), experiment.layers)
         return reply
 
     grid.faults[0] = once_more
     results = rounds(experiment, grid)
     assert len(first) == 2
-    assert results[1][1].status == ("ok",) * 4
+    assert words(results[1][1]) == ("ok",) * 4
     same_models(results, rounds_without(experiment, lambda order: False))
 
 
@@ -436,13 +455,15 @@ def test_an_order_for_somebody_else_or_for_too_much_work_is_not_carried_out(
     grid.nodes[1001].node_config["partition-id"] = 0  # it said 1
     model = experiment.first_state().model
     orders = [Order("train", 1, 0, client, model=model, mask=torch.ones(2, dtype=torch.bool)) for client in (0, 1, 3)]
-    replies = {reply.client: reply for reply in engine.exchange([replace(orders[0], work=9), *orders[1:]])}
+    asked = [replace(orders[0], work=9), *orders[1:]]
     more = "(MessageError); its own log says more"
-    assert replies[0].error == f"the order is for more work than its recipe has {more}"
-    assert replies[1].error == f"the order is for another client than it has {more}"
+    assert {order.client: answer for order, answer in engine.exchange(asked)} == {
+        0: Status("failed", f"the order is for more work than its recipe has {more}"),
+        1: Status("failed", f"the order is for another client than it has {more}"),
+        3: Status("no reply", "no node that is online has this client"),
+    }
     assert "work = 9, this node's recipe has 1" in caplog.text
     assert "order for client 1, this node has client 0" in caplog.text
-    assert (replies[3].fault, replies[3].error) == ("no reply", "no node that is online has this client")
 
 
 # --- who the nodes are -----------------------------------------------------------------------------------------------
@@ -464,8 +485,9 @@ def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federat
     model = experiment.first_state().model
     order = Order("train", 1, 0, 1, model=model, mask=torch.ones(2, dtype=torch.bool))
     for expected in (1001, 7):
-        [reply] = engine.exchange([order])
-        assert reply.error is None
+        [(answered, reply)] = engine.exchange([order])
+        assert answered is order
+        assert isinstance(reply, Reply)
         assert grid.sent[-1].metadata.dst_node_id == expected
         if expected == 1001:
             grid.leave(1001)
@@ -483,7 +505,7 @@ def test_a_node_that_was_killed_and_comes_back_takes_part_again(federation: Any)
         elif after.round == 2:
             grid.join(2002, 2)
             engine.wait_for(CLIENTS, 10)
-    assert [record.status[2] for record in records] == ["ok", "no reply: no node that is online has this client", "ok"]
+    assert [words(record)[2] for record in records] == ["ok", "no reply: no node that is online has this client", "ok"]
 
 
 def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: RecipeFile) -> None:

@@ -1,6 +1,6 @@
 """The Flower engine: orders and replies as Flower's messages (docs/flower.md).
 
-engine.py      the engine over a Grid
+engine.py      the engine over a Grid; grid.py fetches replies one by one
 codec.py       orders and replies to Flower's records and back
 failures.py    what a node says of a failure, and what the server makes of it
 """

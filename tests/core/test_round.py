@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +15,11 @@ from torch import Tensor, nn
 
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import RecipeError, RoundFailed
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import fit
+from fedstrata.core.errors import RecipeError
+from fedstrata.core.fit import fit
+from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.record import RoundFailed
+from fedstrata.core.round import Participants, Round, Terms, play
 from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
@@ -22,7 +27,18 @@ from fedstrata.recipes.schema import Training
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import FedAdp, SampleSize
-from tests.support.math import FEDAVG, FaultyEngine, Tiny, fit_faulty, image_task, linear_task, poisoned, prepare, run
+from tests.support.math import (
+    FEDAVG,
+    FaultyEngine,
+    Tiny,
+    fit_faulty,
+    image_task,
+    linear_task,
+    poisoned,
+    prepare,
+    run,
+    words,
+)
 
 FOUR = linear_task([5, 6, 7, 8])
 ONE_ROUND = Training(rounds=1, batch_size=4, lr=0.1)
@@ -81,21 +97,18 @@ def without(client: int, sizes=(5, 6, 7, 8)) -> Task:
     ("change", "status"),
     [
         (lambda reply: None, "no reply"),
-        (lambda reply: replace(reply, error="boom"), "failed: boom"),
-        (lambda reply: poisoned(reply, float("nan")), "refused: update is not finite"),
-        (lambda reply: poisoned(reply, float("inf")), "refused: update is not finite"),
-        (lambda reply: replace(reply, round=9), "refused: round = 9, asked for 1"),
-        (lambda reply: replace(reply, attempt=5), "refused: attempt = 5, asked for 0"),
+        (lambda reply: Status("failed", "boom"), "failed: boom"),
+        (lambda reply: poisoned(reply, float("nan")), "not finite: update"),
+        (lambda reply: poisoned(reply, float("inf")), "not finite: update"),
         (lambda reply: replace(reply, size=0), "refused: size = 0, must be a positive number of samples"),
         (lambda reply: replace(reply, update=reply.update[:3]), "refused: update has shape [3], expected [8]"),
-        (lambda reply: replace(reply, client=77), "no reply"),  # an answer from somebody nobody asked
     ],
-    ids=["silent", "error", "nan", "inf", "old round", "other attempt", "no samples", "short", "stranger"],
+    ids=["silent", "error", "nan", "inf", "no samples", "short"],
 )
 def test_a_bad_client_costs_the_round_that_client_only(change, status: str) -> None:
     """The status says why; the model is bit for bit that of a round without client 2."""
     _, states, (record,) = fit_faulty(FOUR, FEDAVG, ONE_ROUND, only(2, change))
-    assert record.status == ("ok", "ok", status, "ok")
+    assert words(record) == ("ok", "ok", status, "ok")
     assert record.attempt == 0
     clean, _ = run(without(2), FEDAVG, ONE_ROUND)
     assert torch.equal(states[1].model, clean[1].model)
@@ -114,10 +127,10 @@ def test_a_client_whose_data_raises(error: Exception) -> None:
     task = Task(lambda: nn.Linear(3, 2), clients)
     states, (record,) = run(task, FEDAVG, ONE_ROUND)
     text = " ".join(str(error).split())
-    first, second, third = record.status
+    first, second, third = words(record)
     assert (first, third) == ("ok", "ok")
     assert re.fullmatch(
-        rf"failed: {type(error).__name__}{': ' + text if text else ''} \(test_rounds.py, line \d+\)", second
+        rf"failed: {type(error).__name__}{': ' + text if text else ''} \(test_round.py, line \d+\)", second
     )
     assert not torch.equal(states[1].model, states[0].model)
     assert np.isnan(record.losses).tolist() == [False, True, False]
@@ -129,7 +142,7 @@ def test_a_client_that_diverges_is_refused() -> None:
     inputs, targets = FOUR.clients[1]
     task = replace(FOUR, clients=[FOUR.clients[0], (inputs * 1e308, targets), FOUR.clients[2]])
     _, (record,) = run(task, FEDAVG, ONE_ROUND)
-    assert record.status == ("ok", "refused: update is not finite", "ok")
+    assert words(record) == ("ok", "not finite: update", "ok")
 
 
 def test_a_failed_client_keeps_its_angle() -> None:
@@ -170,7 +183,7 @@ def test_numbers_in_units_that_were_not_sent_do_not_count() -> None:
         return replace(reply, update=torch.where(reply.update == 0, 1e6, reply.update))
 
     _, _, (record,) = fit_faulty(task, algorithm, ONE_ROUND, stuffed)
-    if record.status[1] == "ok":
+    if words(record)[1] == "ok":
         _, (clean,) = run(task, algorithm, ONE_ROUND)
         np.testing.assert_allclose(record.layers["model_angle"], clean.layers["model_angle"], rtol=1e-9)
 
@@ -180,14 +193,63 @@ def test_a_second_reply_of_the_same_client_does_not_confuse_the_record() -> None
 
     class Twice(FaultyEngine):
         def exchange(self, orders):
-            for reply in super().exchange(orders):
-                yield reply
-                if reply.client == 1:
-                    yield replace(reply, size=0)
+            for order, reply in super().exchange(orders):
+                yield order, reply
+                if order.client == 1:
+                    yield order, replace(reply, size=0)
 
     setup, plan, state = prepare(FOUR, FEDAVG, ONE_ROUND)
     ((_, record),) = fit(state, FEDAVG, Twice(setup), plan)
-    assert (record.status[1] == "ok") == bool(record.layers["mask"][1].any())
+    assert (words(record)[1] == "ok") == bool(record.layers["mask"][1].any())
+
+
+class Confused(FaultyEngine):
+    """What client 2 answers comes as the answer to other orders: to a client nobody asked, and to a copy of its own."""
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
+        for order, answer in super().exchange(orders):
+            if order.client == 2:
+                yield replace(order, client=77), answer
+                yield replace(order), answer
+            else:
+                yield order, answer
+
+
+def test_answers_to_orders_that_nobody_gave_change_nothing() -> None:
+    setup, plan, state = prepare(FOUR, FEDAVG, ONE_ROUND)
+    ((after, record),) = fit(state, FEDAVG, Confused(setup), plan)
+    assert words(record) == ("ok", "ok", "no reply", "ok")
+    clean, _ = run(without(2), FEDAVG, ONE_ROUND)
+    assert torch.equal(after.model, clean[1].model)
+    assert record.ledger.up.tolist() == [3 * 64]
+
+
+class Late(FaultyEngine):
+    """What client 2 answers in one exchange comes at the beginning of the next one."""
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
+        late = getattr(self, "late", [])
+        yield from late
+        self.late = [(order, self.client.answer(order)) for order in orders if order.client == 2]
+        if late:  # and now in time
+            yield from self.late
+        yield from super().exchange([order for order in orders if order.client != 2])
+
+
+def test_an_answer_that_comes_after_its_exchange_counts_no_more() -> None:
+    """All four are wanted: the second attempt is as if the late answer to the first had never come."""
+    training = ONE_ROUND.model_copy(update={"min_replies": 1.0})
+
+    def lost_at_first(reply: Reply, order: Order) -> Reply | None:
+        return None if (order.client, order.attempt) == (2, 0) else reply
+
+    setup, plan, state = prepare(FOUR, FEDAVG, training)
+    ((after, record),) = fit(state, FEDAVG, Late(setup), plan)
+    _, states, (expected,) = fit_faulty(FOUR, FEDAVG, training, lost_at_first)
+    assert torch.equal(after.model, states[1].model)
+    assert record.attempt == 1
+    assert record.earlier == ((0, 2, Status("no reply")),)
+    assert record.ledger.up.tolist() == expected.ledger.up.tolist() == [7 * 64]
 
 
 # --- the second exchange -----------------------------------------------------------------------------------------
@@ -196,7 +258,7 @@ def test_a_second_reply_of_the_same_client_does_not_confuse_the_record() -> None
 def test_fedldf_goes_on_without_a_client_that_sends_no_scores() -> None:
     """n = 2 of the three that are left; the model is that of a round without client 2."""
     _, states, (record,) = fit_faulty(FOUR, LDF, ONE_ROUND, only(2, lambda reply: None))
-    assert record.status[2] == "no reply"
+    assert words(record)[2] == "no reply"
     assert record.layers["mask"].sum() == 2
     clean, _ = run(without(2), LDF, ONE_ROUND)
     assert torch.equal(states[1].model, clean[1].model)
@@ -212,9 +274,9 @@ def test_fedldf_with_an_upload_that_never_comes() -> None:
         return None if order.kind == "upload" and order.client == lost else reply
 
     engine, states, (record,) = fit_faulty(FOUR, LDF, ONE_ROUND, change)
-    assert record.status[lost] == "no reply"
-    assert record.status[kept] == "ok"
-    assert [record.status[k] for k in range(4) if k not in winners] == ["ok, nothing chosen"] * 2
+    assert words(record)[lost] == "no reply"
+    assert words(record)[kept] == "ok"
+    assert [words(record)[k] for k in range(4) if k not in winners] == ["nothing chosen"] * 2
     assert record.layers["weight"][kept].tolist() == [1.0]
     alone = replace(FOUR, clients=[FOUR.clients[k] if k == kept else without(k).clients[k] for k in range(4)])
     expected, _ = run(alone, FEDAVG, ONE_ROUND)
@@ -259,7 +321,7 @@ def test_too_few_replies_and_the_round_is_tried_again() -> None:
 
     engine, states, (record,) = fit_faulty(FOUR, FEDAVG, training, change)
     assert record.attempt == 1
-    assert record.status == ("ok",) * 4
+    assert words(record) == ("ok",) * 4
     assert [order.attempt for order in engine.orders] == [0] * 4 + [1] * 4
     clean, _ = run(FOUR, FEDAVG, training)
     assert not torch.equal(states[1].model, clean[1].model)
@@ -272,7 +334,7 @@ def test_exactly_enough_replies_are_enough() -> None:
     training = ONE_ROUND.model_copy(update={"min_replies": 0.5})
     _, _, (record,) = fit_faulty(FOUR, FEDAVG, training, lambda reply, order: reply if order.client < 2 else None)
     assert record.attempt == 0
-    assert record.status == ("ok", "ok", "no reply", "no reply")
+    assert words(record) == ("ok", "ok", "no reply", "no reply")
 
 
 def test_a_new_attempt_draws_new_clients() -> None:
@@ -337,12 +399,55 @@ def test_a_round_that_fails_every_time_says_why() -> None:
         fit_faulty(FOUR, FEDAVG, training, lambda reply, order: reply if order.client < 2 else None)
     assert str(caught.value) == "round 1: 2 of 4 replies usable after 2 attempts; client 2: no reply"
     with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 3 attempts; client 0: failed: 0 is out"):
-        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: replace(reply, error=f"{order.client} is out"))
+        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: Status("failed", f"{order.client} is out"))
 
 
 def test_when_everyone_fails_alike_the_round_is_not_tried_again() -> None:
     with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 1 attempt; client 0: failed: out of memory"):
-        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: replace(reply, error="out of memory"))
+        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: Status("failed", "out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "diverged"),
+    [
+        ({0: "nan", 1: "nan"}, True),
+        ({0: "nan", 1: Status("not finite", "scores")}, True),
+        ({0: "nan", 1: Status("failed", "the loss is not finite")}, False),  # a client's own words decide nothing
+        ({0: "nan", 1: Status("no reply")}, False),
+    ],
+    ids=["both", "told", "words", "silent"],
+)
+def test_a_round_has_diverged_when_all_that_is_lost_are_numbers(
+    answers: dict[int, str | Status], diverged: bool
+) -> None:
+    """Clients 2 and 3 did their part, which is not enough; the record of the failed round says who did not."""
+
+    def change(reply: Reply, order: Order) -> Answer:
+        answer = answers.get(order.client, reply)
+        return poisoned(reply, float("nan")) if isinstance(answer, str) else answer
+
+    training = ONE_ROUND.model_copy(update={"min_replies": 1.0, "attempts": 1})
+    with pytest.raises(RoundFailed, match="2 of 4 replies usable after 1 attempt; client 0: not finite") as caught:
+        fit_faulty(FOUR, FEDAVG, training, change)
+    assert caught.value.diverged is diverged
+    assert [client for client, _ in caught.value.record.lost] == [0, 1]
+    assert caught.value.record.replies == 2
+
+
+def test_a_model_that_overflows_has_diverged() -> None:
+    """3e38 + 3e38 is more than float32 has: every update is finite, and what comes of them is not."""
+
+    def far(reply: Reply, order: Order) -> Reply:
+        return replace(reply, update=torch.full_like(reply.update, 3e38))
+
+    setup, plan, state = prepare(FOUR, FEDAVG, ONE_ROUND, dtype=torch.float32)
+    state = replace(state, model=torch.full_like(state.model, 3e38))
+    with pytest.raises(
+        RoundFailed, match=r"round 1: the clients' updates are finite, and the model .* is not"
+    ) as caught:
+        list(fit(state, FEDAVG, FaultyEngine(setup, far), plan))
+    assert caught.value.diverged
+    assert words(caught.value.record) == ("ok",) * 4
 
 
 def test_without_a_single_reply_there_is_no_round() -> None:
@@ -355,7 +460,7 @@ def test_who_was_not_selected_is_not_missed() -> None:
     """HDFL asks 2 of 4; both answer, so all that were asked did."""
     training = ONE_ROUND.model_copy(update={"min_replies": 1.0, "attempts": 1})
     _, _, (record,) = fit_faulty(FOUR, Algorithm(Plain(), RandomClients(n=2), SampleSize()), training)
-    assert sorted(record.status) == ["not selected"] * 2 + ["ok"] * 2
+    assert sorted(words(record)) == ["not selected"] * 2 + ["ok"] * 2
 
 
 def test_n_above_k_is_refused_before_anything_happens() -> None:
@@ -375,7 +480,7 @@ def test_dropouts_vanish_after_the_model_was_sent() -> None:
     engine, _, (record,) = fit_faulty(task, FEDAVG, training)
     lost = [k for k in range(20) if training.participation.drops_out(0, 1, 0, k)]
     assert 0 < len(lost) < 20
-    assert [k for k, status in enumerate(record.status) if status == "dropped out"] == lost
+    assert [k for k, status in enumerate(words(record)) if status == "dropped out"] == lost
     assert {order.client for order in engine.orders} == set(range(20)) - set(lost)
     assert record.ledger.down.tolist() == [20 * 64]
     assert record.ledger.up.tolist() == [(20 - len(lost)) * 64]
@@ -404,7 +509,7 @@ def test_stragglers_do_part_of_the_work_and_count() -> None:
     assert min(slow.values()) < 5, "choose a seed in which somebody is slow"
     assert record.work.tolist() == [slow.get(k, 5) for k in range(4)]
     assert [len(log) for log in logs] == [slow.get(k, 5) * n for k, n in enumerate((2, 2, 2, 3))]
-    assert record.status == ("ok",) * 4
+    assert words(record) == ("ok",) * 4
     assert np.isfinite(record.layers["weight"]).all()
 
 
@@ -413,8 +518,8 @@ def test_stragglers_that_are_not_waited_for() -> None:
     training = Training(rounds=1, epochs=5, batch_size=4, lr=0.1, stragglers=0.5, keep_stragglers=False)
     engine, _, (record,) = fit_faulty(FOUR, FEDAVG, training, seed=4)
     slow = training.participation.draw_stragglers(4, 4, 1, 0, full_work=5)
-    expected = tuple("straggler, not waited for" if k in slow else "ok" for k in range(4))
-    assert record.status == expected
+    expected = tuple("straggler dropped" if k in slow else "ok" for k in range(4))
+    assert words(record) == expected
     assert {order.client for order in engine.orders} == set(range(4)) - set(slow)
     assert record.ledger.down.tolist() == [4 * 64]
     assert record.ledger.up.tolist() == [2 * 64]
@@ -475,7 +580,7 @@ def test_empty_shards_take_no_part_in_a_run() -> None:
     training = Training(rounds=6, clients_per_round=2, batch_size=4)
     _, records = run(task, FEDAVG, training)
     assert 1 not in {int(k) for record in records for k in record.clients}
-    assert all(record.status == ("ok", "ok") for record in records)
+    assert all(words(record) == ("ok", "ok") for record in records)
 
 
 # --- local training ----------------------------------------------------------------------------------------------
@@ -649,3 +754,70 @@ def test_the_record_can_be_left_out() -> None:
     assert record.layers == {}
     states, _ = run(FOUR, FEDAVG, ONE_ROUND)
     assert torch.equal(after.model, states[1].model)
+
+
+# --- the round itself --------------------------------------------------------------------------------------------
+
+
+def by_hand(algorithm: Algorithm) -> tuple[FaultyEngine, Round]:
+    """A round of four clients, and what carries out its orders."""
+    setup, plan, state = prepare(FOUR, algorithm, ONE_ROUND)
+    participants = Participants(np.arange(4), work=np.ones(4, dtype=np.int64))
+    return FaultyEngine(setup), Round(state, algorithm, Terms(plan.layers), lambda attempt: participants, 1)
+
+
+def test_a_round_is_finished_when_there_are_no_orders_left() -> None:
+    """Not before the second exchange was; what no answer came for by then has none, and later ones change nothing."""
+    engine, round = by_hand(LDF)
+    with pytest.raises(RuntimeError, match="under way"):
+        round.finish()
+    first = round.next_orders()
+    assert [(order.kind, order.client) for order in first] == [("train", client) for client in range(4)]
+    answers = dict(engine.exchange(first))
+    for order in first[1:]:
+        assert round.receive(order, answers[order]) == Status("ok")
+    second = round.next_orders()
+    assert {order.kind for order in second} == {"upload"}
+    assert round.receive(first[0], answers[first[0]]) is None
+    with pytest.raises(RuntimeError, match="under way"):
+        round.finish()
+    for order, answer in engine.exchange(second):
+        round.receive(order, answer)
+    assert round.next_orders() == round.next_orders() == []
+    state, record = round.finish()
+    assert words(record)[0] == "no reply"
+    clean, _ = run(without(0), LDF, ONE_ROUND)
+    assert torch.equal(state.model, clean[1].model)
+
+
+def test_a_fifth_is_a_fifth_of_those_who_take_part() -> None:
+    """FedLDF without an n: 1 of 5 in the first attempt, in which no upload comes, and 2 of 10 in the second one."""
+    algorithm = Algorithm(Plain(), FedLDF(), SampleSize())
+    setup, plan, state = prepare(linear_task([5] * 10), algorithm, ONE_ROUND)
+    engine = FaultyEngine(setup)
+    counts = (5, 10)
+
+    def draw(attempt: int) -> Participants:
+        return Participants(np.arange(counts[attempt]), work=np.ones(counts[attempt], dtype=np.int64))
+
+    round = Round(state, algorithm, Terms(plan.layers, attempts=2), draw, 1)
+    play(round, lambda orders: [] if orders[0].mask is not None and len(orders) == 1 else engine.exchange(orders))
+    _, record = round.finish()
+    assert record.attempt == 1
+    assert record.layers["mask"].sum(0).tolist() == [2.0] * len(plan.layers)
+    assert sorted(words(record)) == ["nothing chosen"] * 8 + ["ok"] * 2
+
+
+@pytest.mark.parametrize("algorithm", [FEDAVG, LDF], ids=["one exchange", "two"])
+def test_a_round_that_was_played_is_freed_at_once(algorithm: Algorithm) -> None:
+    """Its replies may lie in memory that the next round needs, so no garbage collector is waited for."""
+    engine, round = by_hand(algorithm)
+    gc.disable()
+    try:
+        play(round, engine.exchange)
+        round.finish()
+        gone = weakref.ref(round)
+        del round
+        assert gone() is None
+    finally:
+        gc.enable()
