@@ -22,7 +22,8 @@ from fedstrata.recipes.schema import (
     load,
 )
 from fedstrata.recipes.tables import parse_algorithm, parse_setting, set_key
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
@@ -248,9 +249,9 @@ def test_a_run_builds_everything_once(user_module: Any, tmp_path: Path) -> None:
     recipe = load(table)
     calls = sys.modules["counted"].CALLS
     assert calls == {"algorithm": 1, "partition": 1}
-    run, experiment = Run.create(recipe, tmp_path / "run")
+    run, experiment = create_run(recipe, tmp_path / "run")
     assert calls == {"algorithm": 1, "partition": 1, "split": 1, "model": 2}
-    assert len(list(run.rounds(experiment))) == 2
+    assert len(list(run_rounds(run, experiment))) == 2
     del calls["model"]
     assert calls == {"algorithm": 1, "partition": 1, "split": 1}
     Run(tmp_path / "run").summary()
