@@ -461,7 +461,7 @@ NAMES = {
 def test_looking_imports_nothing_and_resuming_says_what(
     field: str, run: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedstrata.recipes.schema import set_key
+    from fedstrata.recipes.tables import set_key
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "theirs", raising=False)

@@ -25,7 +25,8 @@ from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Status
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.recipes.experiment import Experiment, build_experiment
-from fedstrata.recipes.schema import Recipe, as_table, load, parse_setting, set_key
+from fedstrata.recipes.schema import Recipe, as_table, load
+from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
 from fedstrata.runs.reader import Run
