@@ -80,11 +80,11 @@ class Ready:
         self.sizes = experiment.task.sizes()
         self._updates, self._layers = updates, len(experiment.layers)
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Reply]]:
         """Every reply at once."""
         sent = torch.ones(self._layers, dtype=torch.bool)
         for order, update in zip(orders, self._updates, strict=True):
-            yield Reply("train", order.round, order.attempt, order.client, size=1, update=update, sent=sent)
+            yield order, Reply(size=1, update=update, sent=sent)
 
 
 def server(parameters: int) -> dict[str, Any]:

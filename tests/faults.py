@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.core.messages import Order, Reply
+from fedstrata.core.messages import Answer, Order
 from fedstrata.engines import local
 from fedstrata.runs import compare
 from fedstrata.tasks.task import ACCURACY, Metric, Task
@@ -138,7 +138,7 @@ class DoomedClient:
     client: Any
     moments: Moments
 
-    def answer(self, order: Order, row: torch.Tensor | None) -> Reply:
+    def answer(self, order: Order, row: torch.Tensor | None) -> Answer:
         if row is not None and self.moments.here("writing its row"):
             row[: len(row) // 2] = torch.nan
             self.moments.die()
@@ -155,7 +155,7 @@ def doom(moments: Moments) -> None:
         passing("starting")
         work(DoomedClient(client, moments), post, begun, at, DoomedPipe(pipe, moments), inherited)
 
-    def doomed_exchange(self: local.LocalEngine, orders: Sequence[Order]) -> Iterator[Reply]:
+    def doomed_exchange(self: local.LocalEngine, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         moments.arm(self)
         yield from exchange(self, orders)
 

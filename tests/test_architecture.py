@@ -180,6 +180,19 @@ def test_what_computes_knows_no_recipes() -> None:
     assert [module for module in needed if "pydantic" in packages(module)] == []
 
 
+def test_who_reads_runs_needs_nothing_that_runs_them() -> None:
+    """A trained model is built as its recipe says; what builds it is the one way from reading to computing."""
+    readers = ["fedstrata.runs.reader", "fedstrata.runs.comparison", "fedstrata.report"]
+    without = {module: set(names) - {"fedstrata.runs.trained"} for module, names in GRAPH.items()}
+    needed = reached(without, readers)
+    assert {"fedstrata.runs.formats", "fedstrata.recipes.schema"} <= needed
+    assert {room(module) for module in needed} & {"cli", "clients", "engines", "nodes", "deployment", "server"} == set()
+    runs = {f"fedstrata.runs.{name}" for name in ("writer", "runner", "compare", "engine")}
+    others = {"fedstrata.recipes.experiment", "fedstrata.core.fit", "fedstrata.core.round", "fedstrata.core.record"}
+    assert needed & (runs | others) == set()
+    assert reached(GRAPH, ["fedstrata.runs.runner"]) >= runs - {"fedstrata.runs.compare"} | others
+
+
 def test_few_modules_lie_flat() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 

@@ -127,6 +127,11 @@ class RunDirectory:
         """The history as it lies in the file."""
         return self.files.read("history.jsonl", _LONGEST_HISTORY) if self.files.has("history.jsonl") else b""
 
+    def failures(self) -> list[Line]:
+        """A line for every round that ended the run, or this part of it, as too few replies could be used."""
+        content = self.files.read("failed.jsonl", _LONGEST_HISTORY) if self.files.has("failed.jsonl") else b""
+        return formats.read_failures(content, self.about, self.path / "failed.jsonl")
+
     def layers(self, round: int) -> LayerRecord:
         """What a round was for each client and layer, by name."""
         name = round_file("layers", round)
