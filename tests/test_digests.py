@@ -18,9 +18,9 @@ from fedstrata.algorithms import AXES, NAMED
 from fedstrata.core import rounds
 from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
-from tests.conftest import process_environment
 from tests.digests import CASES, line_of, values_of
 from tests.support.digested import on_flower, recipes
+from tests.support.processes import process_environment
 
 SOME = (
     "named/fedldf/odd",

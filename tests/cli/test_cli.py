@@ -19,7 +19,7 @@ from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
-from tests.conftest import process_environment
+from tests.support.processes import process_environment
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import fedstrata
 from fedstrata.core.errors import FedstrataError, RoundFailed, RunDirectoryError
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
-from tests.conftest import Answer, process_environment
+from tests.support.processes import Answer, process_environment
 
 
 def assert_refused(answer: Answer, *parts: str) -> None:

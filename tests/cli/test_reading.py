@@ -15,7 +15,8 @@ import torch
 import fedstrata
 from fedstrata.core import lazy
 from fedstrata.runs.compare import plan, run_cell
-from tests.conftest import TINY, checkpoint_content, process_environment
+from tests.support.processes import process_environment
+from tests.support.runs import TINY, checkpoint_content
 
 HEAVY = ("torch", "matplotlib", "pyarrow", "PIL", "pandas", "huggingface_hub", "flwr", "ray")
 

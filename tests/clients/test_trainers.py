@@ -22,7 +22,7 @@ from fedstrata.objectives import FedLap, FedProx, Plain
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task, as_data
 from fedstrata.weightings import SampleSize
-from tests.rules.test_battery import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
+from tests.support.combinations import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
 from tests.support.math import FEDAVG, image_task, prepare
 
 TRAINING = Training(

@@ -24,9 +24,9 @@ from pyarrow import parquet
 import fedstrata
 from fedstrata.deployment import credentials
 from fedstrata.runs.runner import Run
-from tests import conftest
 from tests.support import node_data, own_data, secretive
 from tests.support.federation import BIN, LET_IN, Federation, history, ports, wait_until
+from tests.support.runs import TINY
 from tests.support.searching import SECRET, is_in
 
 pytestmark = pytest.mark.deployment
@@ -39,7 +39,7 @@ def rehearse(folder: Path, algorithm: str) -> Federation:
     """The tiny recipe on three nodes, in a folder whose name has a space."""
     path = folder / "tiny.toml"
     evaluation = {"on": ["test", "clients"], "every": 3}
-    path.write_text(tomli_w.dumps(conftest.TINY | {"evaluation": evaluation}))
+    path.write_text(tomli_w.dumps(TINY | {"evaluation": evaluation}))
     return Federation.init(folder / "three nodes", path, "--nodes", NODES, "--algorithm", algorithm)
 
 
@@ -57,7 +57,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def local(out: Path, algorithm: str) -> Path:
     """The same on the local engine."""
     settings = {"task.partition.clients": NODES}
-    table = conftest.TINY | {"evaluation": {"on": ["test", "clients"], "every": 3}}
+    table = TINY | {"evaluation": {"on": ["test", "clients"], "every": 3}}
     return fedstrata.run(table, algorithm=algorithm, settings=settings, out=out).path
 
 

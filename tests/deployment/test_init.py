@@ -27,7 +27,7 @@ from fedstrata.deployment import credentials
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks import datasets
-from tests.conftest import process_environment
+from tests.support.processes import process_environment
 
 Cli = Callable[..., Any]
 

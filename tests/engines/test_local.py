@@ -27,8 +27,8 @@ from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
-from tests import faults
-from tests.faults import PLACES, DoomedPipe, Moments
+from tests.support import faults
+from tests.support.faults import PLACES, DoomedPipe, Moments
 
 
 class Accident(Dataset):

@@ -32,9 +32,8 @@ from fedstrata.flower import Spring, Strategy
 from fedstrata.objectives import FedLap, FedProx, Plain
 from fedstrata.selections import Everything
 from fedstrata.weightings import FedLayerWise, SampleSize
-from tests.flower.test_quickstart import DROP_IN
 from tests.support import reference
-from tests.support.flower import FakeGrid, array_app, ask, asked, failure, helped_app, record_bytes, stock_app
+from tests.support.flower import DROP_IN, FakeGrid, array_app, ask, asked, failure, helped_app, record_bytes, stock_app
 from tests.support.math import image_task, run
 
 SIZES = [5, 9, 6, 8, 12]

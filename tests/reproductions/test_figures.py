@@ -24,7 +24,7 @@ from reproductions.figures.content import Curve, Panel, Picture, Reference
 from reproductions.figures.style import PALETTE, wrapped
 from reproductions.results import Results
 from reproductions.study import Study, load_study, plan, recipe_hash, studies
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.small_study import SMALL, small
 
 INF = math.inf

@@ -6,8 +6,6 @@ learning rate, a model with BatchNorm, and the three groupings spread over the c
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +15,12 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.determinism import steady
 from fedstrata.core.layers import Layers
 from fedstrata.core.training import Training
-from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
-from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
+from fedstrata.objectives import FedLap, Plain
+from fedstrata.selections import Everything, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
-from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
+from fedstrata.weightings import FedAdp, FedLayerWise, Uniform
 from tests.support import reference
+from tests.support.combinations import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
 from tests.support.math import Tiny, image_task, prepare, run
 from tests.support.reference import Rules
 
@@ -38,27 +37,6 @@ GROUPINGS = {  # Tiny's layers, by hand
         "fc.bias": ["fc.bias"],
     },
 }
-OBJECTIVES = {
-    "plain": (Plain(), {}),
-    "fedprox": (FedProx(mu=0.3), {"mu": 0.3}),
-    "adaptive_mu": (AdaptiveMu(mu0=0.4, a=0.5), {"mu": 0.4, "a": 0.5}),
-    "fedlap": (FedLap(q=0.5), {"q": 0.5}),
-}
-SELECTIONS = {
-    "all": (Everything(), {}),
-    "fedldf": (FedLDF(n=2), {"n": 2}),
-    "random_layers": (RandomLayers(n=2), {"draw": RandomLayers(n=2)}),
-    "random_clients": (RandomClients(n=3), {"draw": RandomClients(n=3)}),
-    "neuron_pruning": (NeuronPruning(share=0.4), {"share": 0.4}),
-}
-WEIGHTINGS = {
-    "sample_size": (SampleSize(), {}),
-    "uniform": (Uniform(), {}),
-    "fedadp": (FedAdp(), {}),
-    "fedlayerwise": (FedLayerWise(alpha=3.0), {"alpha": 3.0}),
-}
-COMBINATIONS = list(itertools.product(OBJECTIVES, SELECTIONS, WEIGHTINGS))
-SIZES = (5, 12, 8, 9, 6, 7)
 TRAINING = Training(
     rounds=3, clients_per_round=4, epochs=3, batch_size=4, lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=0.01
 )

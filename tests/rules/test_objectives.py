@@ -25,8 +25,8 @@ from fedstrata.runs.compare import plan, run_cell
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import SampleSize
-from tests.conftest import process_environment
 from tests.support.math import cohort, image_task, run, vectors
+from tests.support.processes import process_environment
 from tests.support.reference import neuron_of_each_weight, one_minus_cosine
 
 DOUBLE = torch.float64

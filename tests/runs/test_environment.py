@@ -17,7 +17,7 @@ from fedstrata.recipes import schema
 from fedstrata.recipes.schema import EngineConfig, load
 from fedstrata.runs import directory as rundir
 from fedstrata.runs.runner import Run
-from tests.conftest import forge_recipe
+from tests.support.runs import forge_recipe
 
 Said = Callable[[], list[str]]
 

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstrata
-from fedstrata import runs
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.runs import compare
 from fedstrata.runs.files import Folder, locked, write_whole
-from fedstrata.runs.runner import Run
-from tests.conftest import forge_recipe, process_environment, run_content
+from fedstrata.runs.runner import Run, reopen
+from tests.support.processes import process_environment
+from tests.support.runs import forge_recipe, run_content
 
 EXTEND = ("--set", "training.rounds=3")
 
@@ -318,7 +318,7 @@ def extend(run: Path, rounds: int, writes: int, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "write", write)
         with contextlib.suppress(Killed):
-            runs.reopen(run, {"training.rounds": rounds})
+            reopen(run, {"training.rounds": rounds})
 
 
 @pytest.mark.parametrize("first", range(4))

@@ -6,7 +6,6 @@ forked child, so that torch is loaded once.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -14,7 +13,6 @@ import resource
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,8 @@ import fedstrata
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
 from fedstrata.tasks.task import Task
-from tests.conftest import run_content
+from tests.support.processes import assert_no_orphans, end_of, fork, wait_for_rounds
+from tests.support.runs import run_content
 
 TOUCHING = ("open", "write", "pwrite", "fsync", "close", "replace", "rename", "unlink", "mkdir", "rmdir", "ftruncate")
 
@@ -41,40 +40,6 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- children --------------------------------------------------------------------------------------------------------
-
-
-def fork(work: Callable[[], None], log: Path) -> int:
-    """Do something in a child that cannot hurt us; what it says goes to a file."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the child can take it
-    pid = os.fork()
-    if pid:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        with contextlib.suppress(OSError):  # whoever comes first
-            os.setpgid(pid, pid)
-        return pid
-    code = 1
-    try:
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        with contextlib.suppress(OSError):
-            os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        torch.set_num_threads(1)
-        work()
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
-        os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(code)
-
-
-def end_of(pid: int) -> int:
-    """The child's exit code, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Reaper:
@@ -313,31 +278,6 @@ def test_a_full_disk_costs_nothing_that_was_done(tmp_path: Path) -> None:
 # --- random instants -------------------------------------------------------------------------------------------------
 
 
-def living(group: int) -> list[int]:
-    """Processes of a group that are not yet dead."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                _, _, rest = (entry / "stat").read_text().rpartition(")")
-            except OSError:
-                continue
-            state, _, process_group = rest.split()[:3]
-            if int(process_group) == group and state not in "ZX":
-                found.append(int(entry.name))
-    return found
-
-
-def assert_no_orphans(group: int) -> None:
-    deadline = time.monotonic() + 20
-    while living(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    left = living(group)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left, "workers outlived the process that was killed"
-
-
 LONGER = {"rounds": 8, "epochs": 12, "batch_size": 2}
 
 
@@ -393,12 +333,6 @@ def test_interrupted_at_random_instants(undisturbed: tuple[dict[str, Any], float
 
 
 # --- the real command ------------------------------------------------------------------------------------------------
-
-
-def wait_for_rounds(path: Path, process: Any, rounds: int) -> None:
-    while not (path / "history.jsonl").exists() or (path / "history.jsonl").read_bytes().count(b"\n") < rounds:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
 
 
 MANY = {"training.rounds": 60, "training.epochs": 3, "algorithm": {"name": "fedlayerwise"}}

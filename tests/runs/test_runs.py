@@ -32,7 +32,7 @@ from fedstrata.recipes.schema import Recipe, load
 from fedstrata.runs.files import locked
 from fedstrata.runs.runner import Run, reopen
 from fedstrata.tasks.task import Task
-from tests.conftest import checkpoint_content, forge_recipe, run_content
+from tests.support.runs import checkpoint_content, forge_recipe, run_content
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
@@ -53,7 +53,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    from tests.conftest import TINY
+    from tests.support.runs import TINY
 
     table = TINY | {
         "seed": 3,

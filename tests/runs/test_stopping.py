@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedstrata.runs.runner import Run
-from tests.runs.test_kill import assert_no_orphans, living, wait_for_rounds
+from tests.support.processes import assert_no_orphans, living, wait_for_rounds
 
 LONG = {"training.rounds": 2000, "training.epochs": 20}
 

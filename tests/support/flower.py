@@ -20,6 +20,17 @@ from torch import nn
 from fedstrata import Task
 from fedstrata.flower import Spring, selection_mod
 
+DROP_IN = {
+    "pyproject.toml": ['+    "fedstrata[flower]",'],
+    "pytorchexample/server_app.py": [
+        "-from flwr.serverapp.strategy import FedAvg",
+        "+import fedstrata.flower",
+        "-    strategy = FedAvg(fraction_evaluate=fraction_evaluate)",
+        "+    strategy = fedstrata.flower.Strategy(fedstrata.fedlayerwise(), fraction_evaluate=fraction_evaluate)",
+    ],
+}
+"""What the README shows: three lines in the place of two."""
+
 
 def carried(message: Message) -> Message:
     """What arrives of a message: taken apart into the objects that Flower sends, and put together again."""

@@ -27,9 +27,9 @@ from fedstrata.engines.flower import client
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import Run
-from tests import conftest
 from tests.support import misbehaving
 from tests.support.federation import Federation
+from tests.support.runs import TINY, run_content
 
 pytestmark = pytest.mark.deployment
 
@@ -67,7 +67,7 @@ def masks(run: Path, number: int) -> list[int]:
 
 def check(run: Path, expected: Path, plan: Plan, reasons: dict[str, str]) -> None:
     """The record names all faults, and nothing else differs from the run without them."""
-    ours, theirs = (conftest.run_content(path, recipe=False) for path in (run, expected))
+    ours, theirs = (run_content(path, recipe=False) for path in (run, expected))
     told = {(who["client"], line["round"]): who["why"] for line in ours["history"] for who in line["lost"]}
     for line in (*ours["history"], *theirs["history"]):
         line["lost"] = [who["client"] for who in line["lost"]]
@@ -210,7 +210,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def recipe(algorithm: str, **options: Any) -> dict[str, Any]:
-    table = conftest.TINY | {"algorithm": {"name": algorithm, **options}}
+    table = TINY | {"algorithm": {"name": algorithm, **options}}
     table["training"] = table["training"] | {"rounds": 5 if options else 3}
     table["task"] = table["task"] | {"partition": {"name": "iid", "clients": 3, "samples": 12}}
     table["engine"] = {"timeout": 30.0}

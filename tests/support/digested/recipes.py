@@ -17,7 +17,7 @@ from typing import Any
 import fedstrata
 from tests.support.digested.tasks import Cautious, odd_task
 from tests.support.digested.values import Case, Values, ending, no_values, values_of_run
-from tests.zoo import ZOO
+from tests.support.zoo import ZOO
 
 CASES: dict[str, Case] = {}
 
@@ -247,7 +247,8 @@ for name in ("quickstart", "demo"):
 
 for name, animal in ZOO.items():
     if animal.refused is None:
-        where = {"task": {"function": "tests.zoo:task", "options": {"name": name}}, "engine.dtype": animal.dtype}
+        task = {"function": "tests.support.zoo:task", "options": {"name": name}}
+        where = {"task": task, "engine.dtype": animal.dtype}
         how = {f"training.{key}": value for key, value in animal.training.items()}
         few = {"training.clients_per_round": 2, "training.batch_size": 4, "training.lr": 0.05}
         add(f"zoo/{re.sub('[^A-Za-z0-9_.]+', '-', name)}", IN_ONE_STEP, where, few, how)
