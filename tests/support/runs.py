@@ -22,6 +22,19 @@ TINY: dict[str, Any] = {
     "engine": {"workers": 1},
 }
 
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg"},
+    "fedldf": {"name": "fedldf", "n": 2},
+    "neuron_pruning": {"name": "neuron_pruning", "share": 0.5},
+    "hdfl": {"name": "hdfl", "n": 2},
+    "combination": {
+        "objective": {"name": "adaptive_mu", "mu0": 0.5},
+        "selection": {"name": "fedldf", "n": 2},
+        "weighting": {"name": "fedlayerwise"},
+    },
+    "fedlap+fedadp": {"name": "fedlap", "q": 1.0, "weighting": {"name": "fedadp"}},
+}
+
 
 def checkpoint_content(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """Metadata and tensors of a checkpoint."""
