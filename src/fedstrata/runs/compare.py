@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import comb
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.errors import RecipeError, RunDirectoryError
 from fedstrata.recipes.schema import Recipe, load
@@ -48,7 +49,7 @@ class Comparison:
 
 
 def plan(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     algorithms: Sequence[str],
     seeds: Sequence[int],
     *,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -107,7 +107,7 @@ class Run:
         *,
         strict: bool = False,
         **sources: Any,
-    ) -> Iterator[Line]:
+    ) -> Generator[Line, None, None]:
         """Run what is left of the experiment and yield each round's history line when it is stored.
 
         An `engine` that is given already runs; otherwise the experiment's own is started, and stopped at the end.
