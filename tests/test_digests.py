@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_one_ulp_in_one_number_of_the_aggregate_shows(lines: list[str], monkeypa
     """In the weights of every case; what travelled and what became of the clients is as before."""
     aggregate = rounds.aggregate
 
-    def off(*arguments: object) -> Tensor:
+    def off(*arguments: Any) -> Tensor:
         new = aggregate(*arguments)
         new[0] = torch.nextafter(new[0], torch.full_like(new[0], torch.inf))
         return new

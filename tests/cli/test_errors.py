@@ -580,7 +580,7 @@ def test_a_failure_that_is_not_the_users_is_code_1(cli: Any, recipe: Any, tmp_pa
 # --- clients that fail -----------------------------------------------------------------------------------------------
 
 
-class Broken(Dataset):
+class Broken(Dataset[Any]):
     """Eight points, and an accident when they are read."""
 
     def __init__(self, accident: Any) -> None:

@@ -126,6 +126,6 @@ def test_torch_is_imported_with_the_first_look_into_it(place: Path) -> None:
     assert lazy.torch.float32 is torch.float32
     assert lazy.nn.Linear is torch.nn.Linear
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = lazy.torch.nothing
+        _ = lazy.torch.nothing  # type: ignore[attr-defined]
     assert in_a_fresh_process("from fedstrata.core.lazy import torch", place)[1] == []
     assert in_a_fresh_process("from fedstrata.core.lazy import torch; torch.float32", place)[1] == ["torch"]

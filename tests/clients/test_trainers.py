@@ -184,7 +184,7 @@ class Residual(nn.Sequential):
 
 
 def with_hook(which: str) -> nn.Module:
-    model = perceptron()
+    model: Any = perceptron()
     if which == "forward of a layer":
         model[1].register_forward_hook(lambda module, inputs, output: output * 2)
     elif which == "forward of the model":

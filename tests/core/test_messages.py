@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_a_good_reply_is_accepted() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_bad_reply_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_bad_reply_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ReplyError, match=message):
         check_reply(replace(REPLY, **change), ORDER, LAYERS, 10)
 
@@ -92,8 +93,9 @@ def test_an_update_whose_length_no_float64_can_hold_is_refused() -> None:
     order, sent = Order("train", 1, 0, 0, mask=torch.ones(1, dtype=torch.bool)), torch.ones(1, dtype=torch.bool)
     reply = Reply("train", 1, 0, 0, size=1, sent=sent, update=torch.full((8,), 1e153, dtype=torch.float64))
     check_reply(reply, order, layers, 1)
+    assert reply.update is not None
     with pytest.raises(ReplyError, match="the norm of the update is not finite"):
-        check_reply(replace(reply, update=reply.update * 100), order, layers, 1)  # type: ignore[operator]
+        check_reply(replace(reply, update=reply.update * 100), order, layers, 1)
 
 
 def test_an_upload_is_checked_like_a_training() -> None:

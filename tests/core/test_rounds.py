@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -446,7 +447,7 @@ def test_nobody_left_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
-def test_sampling_frequencies(sampling: str) -> None:
+def test_sampling_frequencies(sampling: Any) -> None:
     """One client a round, sizes 1, 2, 3, 0, 4: probability ¼ each, or n/10; the empty one never (± 4 σ)."""
     sizes = np.array([1, 2, 3, 0, 4])
     training = Training(clients_per_round=1, sampling=sampling)
@@ -458,7 +459,7 @@ def test_sampling_frequencies(sampling: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
-def test_a_sample_is_sorted_without_repetition_and_without_empty_shards(sampling: str) -> None:
+def test_a_sample_is_sorted_without_repetition_and_without_empty_shards(sampling: Any) -> None:
     sizes = np.array([3, 0, 1, 50, 0, 2, 7])
     for t in range(100):
         clients = Training(clients_per_round=4, sampling=sampling).sample(sizes, 0, t, 0)
@@ -491,7 +492,7 @@ class One(nn.Module):
         return self.w.expand(len(x))
 
 
-def train_one(**training: object) -> list[float]:
+def train_one(**training: Any) -> list[float]:
     """The number after each round: one client with one sample, y = 1."""
     task = Task(One, [(double([[0.0]]), double([1.0]))], loss=lambda w, y: (w - y).square().mean() / 2)
     states, _ = run(task, FEDAVG, Training(**training))

@@ -275,15 +275,15 @@ def test_nothing_of_what_goes_wrong_on_nodes_reaches_the_server(tmp_path: Path) 
         (folder / "node.toml").write_text(text.replace('data = ""', f'data = "ward_{SECRET}:data"'))
     try:
         made.start()
-        lines = history(made.run("first"))
+        rounds = history(made.run("first"))
     finally:
         made.stop()
     more = "; its own log says more"
-    assert [line["lost"] for line in lines] == [
+    assert [line["lost"] for line in rounds] == [
         [{"client": 0, "why": f"failed: it cannot train (KeyError){more}"}],
         [{"client": 1, "why": f"failed: it cannot train (LookupError){more}"}],
     ]
-    assert [line["unmeasured"] for line in lines] == [
+    assert [line["unmeasured"] for line in rounds] == [
         [{"client": 1, "why": f"failed: it cannot evaluate the model (ValueError){more}"}],
         [{"client": 0, "why": f"failed: it cannot evaluate the model (FileNotFoundError){more}"}],
     ]

@@ -31,7 +31,7 @@ from tests.support import faults
 from tests.support.faults import PLACES, DoomedPipe, Moments
 
 
-class Accident(Dataset):
+class Accident(Dataset[Any]):
     """Eight points whose reading is an accident, in every round or until a file says that it has happened."""
 
     def __init__(self, what: str, once: Path | None = None) -> None:
@@ -192,7 +192,8 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
     (tmp_path / "kills").mkdir()
     moments = Moments(tmp_path / "kills", 0)
     moments.left[PLACES.index("replied")] = 1
-    work, answer = local._work, Client.answer
+    work: Any = local._work
+    answer = Client.answer
 
     def doomed(client: Any, post: Any, begun: Any, at: int, pipe: Any, inherited: Any) -> None:
         work(client, post, begun, at, DoomedPipe(pipe, moments), inherited)

@@ -245,7 +245,8 @@ arrays = st.builds(
 )
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.just(10**5000))
 metrics = st.one_of(numbers, st.lists(st.integers(-5, 5), max_size=3), st.lists(st.floats(), max_size=3))
-broken = st.sampled_from([5, None, True, "7", b"7", [], [None], [True, "x"], {}, object, 2.5, math.nan, (), (1, "a")])
+odd: list[Any] = [5, None, True, "7", b"7", [], [None], [True, "x"], {}, object, 2.5, math.nan, (), (1, "a")]
+broken = st.sampled_from(odd)
 """What Flower's classes do not accept, and what a client may send all the same."""
 
 
@@ -274,8 +275,8 @@ def spoiled(draw: st.DrawFn) -> Spoiled:
                     one[each] = array
         elif kind == "attribute":
             for one in records:
-                for each in one.values():
-                    setattr(each, attribute, other)
+                for broken_array in one.values():
+                    setattr(broken_array, attribute, other)
         elif kind in ("metric", "broken metric"):
             for told in reply.content.metric_records.values():
                 told.__dict__["_data"][key] = number if kind == "metric" else other
@@ -375,7 +376,8 @@ def test_integers_that_call_themselves_something_else() -> None:
 
     def change(reply: Message, node: int) -> Message:
         if reply.metadata.message_type == "train":
-            reply.content["arrays"]["count"] = Array("float32", (9, 9), "numpy.ndarray", npy(np.array(np.int64(7))))
+            forged = Array("float32", (9, 9), "numpy.ndarray", npy(np.array(np.int64(7))))
+            reply.content.array_records["arrays"]["count"] = forged
         return reply
 
     strategy = Strategy(algorithms.fedavg())

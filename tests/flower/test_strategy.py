@@ -147,7 +147,8 @@ def test_fedavg_is_flowers_fedavg() -> None:
 def captured(messages: list[Message], model: dict[str, np.ndarray]) -> tuple[list[Any], dict[int, int], list[int]]:
     """Updates, sizes and node ids of a round's replies."""
     updates = [{name: m.content["arrays"][name].numpy() - model[name] for name in model} for m in messages]
-    sizes = {at: int(m.content["metrics"]["num-examples"]) for at, m in enumerate(messages)}
+    told: list[Any] = [message.content["metrics"] for message in messages]
+    sizes = {at: int(metrics["num-examples"]) for at, metrics in enumerate(told)}
     return updates, sizes, [m.metadata.src_node_id for m in messages]
 
 
@@ -201,7 +202,7 @@ def test_a_new_start_forgets_angles_and_records() -> None:
 
 def with_array(name: str, array: Any) -> Callable[[Message], None]:
     def change(reply: Message) -> None:
-        reply.content["arrays"][name] = array if isinstance(array, Array) else Array(np.asarray(array))
+        reply.content.array_records["arrays"][name] = array if isinstance(array, Array) else Array(np.asarray(array))
 
     return change
 
@@ -382,7 +383,7 @@ def test_an_evaluation_that_some_clients_spoil_does_not_end_the_run(caplog: pyte
             return reply
         if node == NODES[0]:
             return failure(reply, "\x1b[2Jno disk")
-        metrics = reply.content["metrics"]
+        metrics = reply.content.metric_records["metrics"]
         metrics["eval_loss"] = float(node == NODES[4])
         if node == NODES[1]:
             del metrics["num-examples"]
@@ -446,7 +447,7 @@ def test_own_layers_and_buffers() -> None:
     result = strategy.start(FakeGrid(dict.fromkeys([1, 2], array_app(train))), initial, num_rounds=1)
     assert strategy.layers.names == ("both",)
     assert result.arrays["0"].numpy().tolist() == [150.0] * 3
-    assert result.train_metrics_clientapp[1]["layer-angles"] == [pytest.approx(45)]
+    assert result.train_metrics_clientapp[1]["layer-angles"] == pytest.approx([45])
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_arrays_that_cannot_be_grouped(options: Any, arrays: Any, reason: str) -
 
 def test_what_a_strategy_refuses() -> None:
     with pytest.raises(RecipeError, match=r"must be an Algorithm, like fedstrata.fedlayerwise\(\)"):
-        Strategy(algorithms.fedlayerwise)
+        Strategy(algorithms.fedlayerwise)  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"NeuronPruning.*picks units on the client"):
         Strategy(algorithms.neuron_pruning())
     with pytest.raises(BadValue, match="min_replies"):
@@ -527,7 +528,7 @@ def test_an_objective_that_was_not_applied_is_refused(name: str) -> None:
 def test_an_acknowledgement_of_something_else_is_refused() -> None:
     def change(reply: Message, node: int) -> Message:
         if node == NODES[0] and "fedstrata" in reply.content:
-            reply.content["fedstrata"]["objective"] = '{"name": "fedprox", "mu": 0.0}'
+            reply.content.config_records["fedstrata"]["objective"] = '{"name": "fedprox", "mu": 0.0}'
         return reply
 
     strategy = Strategy(algorithms.fedprox(mu=0.5))
@@ -641,7 +642,7 @@ def test_the_spring_is_the_gradient_of_the_penalty() -> None:
     with torch.no_grad():
         for p in model.parameters():
             if p.requires_grad:
-                p += torch.randn_like(p)
+                p.add_(torch.randn_like(p))
     model(inputs).square().sum().backward()
     spring.pull()
     pulled = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}

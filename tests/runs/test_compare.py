@@ -296,7 +296,7 @@ def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> 
         list(run_cell(cell))
     first, second = cells("stopped")
     list(run_cell(first))
-    lines = run_cell(second)
+    lines: Any = run_cell(second)
     next(lines)
     lines.close()
     assert not Run(second.path).finished()
@@ -333,7 +333,7 @@ def test_a_cell_of_another_recipe_is_refused(tiny: Any, tmp_path: Path) -> None:
 
 def test_what_a_recipe_is_called_does_not_matter(tiny: Any, tmp_path: Path) -> None:
     (cell,) = plan(tiny(), ["fedavg"], [0], out=tmp_path / "c").cells
-    rounds = iter(run_cell(cell))
+    rounds: Any = run_cell(cell)
     next(rounds)
     rounds.close()
     table = tiny({"name": "other", "description": "told otherwise", "record.layers": False})

@@ -123,6 +123,7 @@ def test_a_run_of_version_0_1_is_shown_and_not_resumed(
     path = fedstrata.run(tiny(), out=Path("runs/old")).path
     as_of_0_1(path)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    command: tuple[object, ...]
     for command in (("show", path), ("list", "runs"), ("report", path, "--out", "p.html"), ("export", path, "model")):
         answer = cli(*command)
         assert answer.code == 0, answer

@@ -92,8 +92,10 @@ def test_a_link_in_a_run_directory_is_refused_by_name(name: str, keeps: str, run
     assert place.is_symlink()
 
 
-PLANTED = ("lock", "history.jsonl.partial", "run.json.partial", "recipe.toml.partial", "anything.partial")
-PLANTED += ("layers/000003.safetensors.partial", "checkpoints/000003.safetensors.partial")
+PLANTED = (
+    *("lock", "history.jsonl.partial", "run.json.partial", "recipe.toml.partial", "anything.partial"),
+    *("layers/000003.safetensors.partial", "checkpoints/000003.safetensors.partial"),
+)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -264,7 +266,7 @@ def test_a_file_of_another_run_is_refused_by_name(name: str, run: Path, tiny: An
     other = fedstrata.run(tiny({"training.rounds": 2}), out=tmp_path / "other").path
     assert (run / "recipe.toml").read_bytes() == (other / "recipe.toml").read_bytes()
     shutil.copy(other / name, run / name)
-    command = ("run", "--resume", run, *EXTEND)
+    command: tuple[object, ...] = ("run", "--resume", run, *EXTEND)
     if name.startswith("layers"):
         command = ("report", run, "--out", tmp_path / "page.html")
     refused(cli(*command), f"{run / name}", "of another run")
@@ -278,6 +280,7 @@ def test_figures_that_were_renamed_are_refused_by_name(run: Path) -> None:
 
 def test_every_file_of_a_run_says_whose_it_is(run: Path) -> None:
     directory = Run(run).directory
+    assert directory.id
     assert len(directory.id) == 16
     for name in ("checkpoints/000001", "checkpoints/000002", "layers/000001", "layers/000002"):
         metadata = Folder(run).read_arrays(f"{name}.safetensors")[1]
@@ -381,6 +384,7 @@ def test_a_run_of_the_first_format_is_shown_and_not_resumed(run: Path, cli: Any,
     """As version 0.1 wrote it: without an id, and with a file to lock."""
     as_of_format_1(run)
     before = content(run)
+    command: tuple[object, ...]
     for command in (("show", run), ("report", run, "--out", tmp_path / "p.html"), ("export", run, tmp_path / "model")):
         assert cli(*command).code == 0
     for command in (("run", "--resume", run), ("run", "--resume", run, *EXTEND)):
@@ -473,6 +477,7 @@ def test_looking_imports_nothing_and_resuming_says_what(
         set_key(table, field.removesuffix(".name"), {})
     set_key(table, field, NAMES[field])
     forge_recipe(run, table)
+    command: tuple[object, ...]
     for command in (("show", run), ("list",), ("list", "runs"), ("report", run, "--out", tmp_path / "page.html")):
         assert cli(*command).code == 0
     assert not trace.exists()

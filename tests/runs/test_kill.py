@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Reaper:
     """Counts calls that touch files, and dies at one of them: before it, after it, or with half of it written."""
 
     def __init__(self, at: int | None = None, when: str = "before") -> None:
-        self.at, self.when, self.calls = at, when, []
+        self.at, self.when = at, when
+        self.calls: list[str] = []
 
     def install(self) -> None:
         for name in TOUCHING:
@@ -74,7 +76,7 @@ class Reaper:
         return call
 
 
-def calls_of(work: Callable[[], None], folder: Path) -> list[str]:
+def calls_of(work: Callable[[], object], folder: Path) -> list[str]:
     """Every call of an undisturbed piece of work, in order."""
 
     def counted() -> None:
@@ -88,7 +90,7 @@ def calls_of(work: Callable[[], None], folder: Path) -> list[str]:
     return list(json.loads((folder / "calls.json").read_text()))
 
 
-def kill_at(work: Callable[[], None], at: int, when: str, log: Path) -> None:
+def kill_at(work: Callable[[], object], at: int, when: str, log: Path) -> None:
     def doomed() -> None:
         Reaper(at, when).install()
         work()
@@ -176,7 +178,7 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None
     for at, when in deaths(calls):
         path = tmp_path / f"{at}-{when}" / "run"
         path.parent.mkdir()
-        kill_at(lambda path=path: fedstrata.run(recipe, task=TASK, out=path), at, when, path.parent / "log")
+        kill_at(partial(fedstrata.run, recipe, task=TASK, out=path), at, when, path.parent / "log")
         never_born += not path.exists()
         go_on(path, recipe)
         check_same(path, expected, (at, when, calls[at]))
@@ -210,7 +212,7 @@ def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
     for at, when in deaths(calls):
         path = tmp_path / f"{at}-{when}" / "run"
         shutil.copytree(broken, path)
-        kill_at(lambda path=path: fedstrata.resume(path, task=TASK), at, when, path.parent / "log")
+        kill_at(partial(fedstrata.resume, path, task=TASK), at, when, path.parent / "log")
         fedstrata.resume(path, task=TASK)
         check_same(path, expected, (at, when, calls[at]))
         shutil.rmtree(path.parent)
@@ -230,7 +232,7 @@ def test_killed_while_it_is_extended(tmp_path: Path) -> None:
     for at, when in deaths(calls):
         path = tmp_path / f"{at}-{when}" / "run"
         shutil.copytree(short, path)
-        kill_at(lambda path=path: extend(path), at, when, path.parent / "log")
+        kill_at(partial(extend, path), at, when, path.parent / "log")
         assert len(Run(path).history()) >= 2  # nothing of what was done is lost
         extend(path)
         check_same(path, expected, (at, when, calls[at]))
@@ -286,9 +288,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     """What a longer run with two workers comes to, and how long it takes."""
     path = tmp_path_factory.mktemp("undisturbed") / "run"
     started = time.perf_counter()
-    pid = fork(
-        lambda: fedstrata.run(table(training=LONGER, workers=2), task=TASK, out=path) and None, path.with_name("log")
-    )
+    pid = fork(lambda: fedstrata.run(table(training=LONGER, workers=2), task=TASK, out=path), path.with_name("log"))
     assert end_of(pid) == 0, path.with_name("log").read_text()
     seconds = time.perf_counter() - started
     path.with_name("log").unlink()
@@ -304,7 +304,7 @@ def test_killed_at_random_instants(undisturbed: tuple[dict[str, Any], float], tm
     for number in range(5):
         path = tmp_path / str(number) / "run"
         path.parent.mkdir()
-        pid = fork(lambda path=path: fedstrata.run(recipe, task=TASK, out=path) and None, path.parent / "log")
+        pid = fork(partial(fedstrata.run, recipe, task=TASK, out=path), path.parent / "log")
         time.sleep(delays.uniform(0, seconds))
         os.kill(pid, signal.SIGKILL)
         assert end_of(pid) in (0, -signal.SIGKILL), (path.parent / "log").read_text()
@@ -321,7 +321,7 @@ def test_interrupted_at_random_instants(undisturbed: tuple[dict[str, Any], float
     for number in range(8):
         path = tmp_path / str(number) / "run"
         path.parent.mkdir()
-        pid = fork(lambda path=path: fedstrata.run(recipe, task=TASK, out=path) and None, path.parent / "log")
+        pid = fork(partial(fedstrata.run, recipe, task=TASK, out=path), path.parent / "log")
         time.sleep(0.02 + delays.uniform(0, seconds))
         for _ in range(1 + number % 2):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -243,7 +243,7 @@ def test_interrupted_once_a_line_is_written_keeps_its_round(
 ) -> None:
     """The signal comes when round 4's line is in the file and before anything else could be noted of it."""
     history, real = tmp_path / "run" / "history.jsonl", getattr(os, call)
-    sent = []
+    sent: list[str] = []
 
     def interrupted(handle: int) -> None:
         real(handle)

@@ -18,7 +18,7 @@ from tests.support.runs import ALGORITHMS, run_content
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_workers_change_nothing(tiny: Any, tmp_path: Path, same_run: Any, algorithm: str) -> None:
-    settings = {"algorithm": ALGORITHMS[algorithm], "evaluation.on": ["test", "clients"]}
+    settings: dict[str, Any] = {"algorithm": ALGORITHMS[algorithm], "evaluation.on": ["test", "clients"]}
     if algorithm == "fedldf":
         settings |= {"training.dropouts": 0.2, "training.stragglers": 0.5, "training.epochs": 2}
     for workers in (1, 2):
@@ -34,7 +34,7 @@ def test_another_seed_is_another_run(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_recording_layers_changes_no_bit(tiny: Any, tmp_path: Path) -> None:
-    settings = {"algorithm": ALGORITHMS["combination"]}
+    settings: dict[str, Any] = {"algorithm": ALGORITHMS["combination"]}
     with_figures = fedstrata.run(tiny(settings), out=tmp_path / "with")
     without = fedstrata.run(tiny(settings | {"record.layers": False}), out=tmp_path / "without")
     assert with_figures.summary()["weights_sha256"] == without.summary()["weights_sha256"]
@@ -79,7 +79,7 @@ def test_a_round_that_is_tried_again_says_so_and_pays_for_both(tiny: Any, tmp_pa
 def test_a_recipe_is_frozen(tiny: Any) -> None:
     recipe = Recipe.parse(tiny())
     with pytest.raises(ValueError, match="frozen"):
-        recipe.seed = 3  # type: ignore[misc]
+        recipe.seed = 3
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ import fedstrata
 from fedstrata.core.messages import Order, Reply
 from fedstrata.engines import local
 from fedstrata.runs import compare
-from fedstrata.tasks.task import ACCURACY, Metric, Task
+from fedstrata.tasks.metric import ACCURACY, Metric
+from fedstrata.tasks.task import Task
 from tests.support.processes import assert_no_orphans, end_of, fork, living
 from tests.support.runs import TINY, run_content
 
@@ -65,6 +66,7 @@ class Moments:
         for at, place in enumerate(PLACES):
             most = 8 if place == "computing" else 2
             self.left[at] = self.draw.randint(1, most) if place in plan else 0
+        assert engine._crew is not None
         for worker in self.draw.sample(engine._crew._team, plan.count("idle")):
             if worker.process.is_alive():
                 self._note(f"idle-{worker.process.pid}")
@@ -143,7 +145,8 @@ def doom(moments: Moments) -> None:
     """Have the workers of this process die at these moments."""
     global MOMENTS
     MOMENTS = moments
-    work, exchange = local._work, local.LocalEngine.exchange
+    work: Any = local._work
+    exchange = local.LocalEngine.exchange
 
     def doomed_work(client: Any, post: Any, begun: Any, at: int, pipe: Any, inherited: Any) -> None:
         passing("starting")
@@ -153,7 +156,8 @@ def doom(moments: Moments) -> None:
         moments.arm(self)
         yield from exchange(self, orders)
 
-    local._work, local.LocalEngine.exchange = doomed_work, doomed_exchange
+    local._work = doomed_work
+    local.LocalEngine.exchange = doomed_exchange  # type: ignore[method-assign]
 
 
 # --- kinds of runs ---------------------------------------------------------------------------------------------------
@@ -165,7 +169,7 @@ def points(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(generator.normal(size=(count, 8)) + labels[:, None]).float(), torch.from_numpy(labels)
 
 
-class Shaken(Dataset):
+class Shaken(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Points that are another each time they are read."""
 
     def __init__(self, count: int, seed: int) -> None:
@@ -239,7 +243,7 @@ def comparison(path: Path) -> None:
 
 
 FEDLDF = {"name": "fedldf", "n": 2}
-PARTLY = {"stragglers": 0.4, "dropouts": 0.2, "min_replies": 0.7, "attempts": 20}
+PARTLY: dict[str, Any] = {"stragglers": 0.4, "dropouts": 0.2, "min_replies": 0.7, "attempts": 20}
 KINDS: dict[str, Work] = {
     "fedavg": one_run({"name": "fedavg"}, small_task()),
     "two exchanges": one_run(FEDLDF | {"weighting": {"name": "fedlayerwise"}}, small_task(), on=["test", "clients"]),

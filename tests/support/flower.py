@@ -56,13 +56,14 @@ def failure(reply: Message, reason: str, code: int = 2) -> Message:
 
 def asked(message: Message) -> dict[str, Any]:
     """What a message asks for beyond plain training."""
-    found: dict[str, Any] = json.loads(message.content["config"]["fedstrata"])
+    words: Any = message.content["config"]["fedstrata"]
+    found: dict[str, Any] = json.loads(words)
     return found
 
 
 def ask(message: Message, **changes: Any) -> None:
     """Let a message ask for something else."""
-    message.content["config"]["fedstrata"] = json.dumps(asked(message) | changes)
+    message.content.config_records["config"]["fedstrata"] = json.dumps(asked(message) | changes)
 
 
 class FakeGrid(Grid):

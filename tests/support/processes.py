@@ -34,7 +34,7 @@ def default_sigint() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def fork(work: Callable[[], None], log: Path) -> int:
+def fork(work: Callable[[], object], log: Path) -> int:
     """Do something in a child that cannot hurt us; what it says goes to a file."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the child can take it
     pid = os.fork()

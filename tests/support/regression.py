@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedstrata.tasks.task import Metric, Task
+from fedstrata.tasks.metric import Metric
+from fedstrata.tasks.task import Task
 
 
 def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstrata.core.errors import DataError, MissingExtra
-from fedstrata.tasks import datasets, fetching
+from fedstrata.tasks import datasets, fetching, files
 from tests.support.published import (
     IMAGES,
     LABELS,
@@ -288,8 +288,12 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 
 def counted_decoding(monkeypatch):
     calls = []
-    decode = datasets.decode
-    monkeypatch.setattr(datasets, "decode", lambda *arguments: calls.append(1) or decode(*arguments))
+
+    def decode(*arguments):
+        calls.append(1)
+        return files.decode(*arguments)
+
+    monkeypatch.setattr(datasets, "decode", decode)
     return calls
 
 

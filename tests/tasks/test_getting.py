@@ -13,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("small_world")
 
 
 def make_tar(path, members):
-    mode = {"tgz": "w:gz", "gz": "w:gz", "xz": "w:xz", "bz2": "w:bz2"}.get(path.suffix[1:], "w")
+    mode: Any = {"tgz": "w:gz", "gz": "w:gz", "xz": "w:xz", "bz2": "w:bz2"}.get(path.suffix[1:], "w")
     with tarfile.open(path, mode) as bundle:
         for name, content in members.items():
             info = tarfile.TarInfo(name)

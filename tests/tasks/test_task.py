@@ -15,14 +15,15 @@ from torch.utils.data import Dataset
 
 import fedstrata
 from fedstrata.core.errors import DataError, RecipeError
-from fedstrata.tasks.task import Metric, Samples, Task, as_data
+from fedstrata.tasks.metric import Metric
+from fedstrata.tasks.task import Samples, Task, as_data
 from tests import support
 from tests.support.regression import regression, squared
 
 QUICK = {"training": {"rounds": 2, "batch_size": 4, "lr": 0.1}, "engine": {"workers": 1}}
 
 
-class Pairs(Dataset):
+class Pairs(Dataset[Any]):
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.inputs, self.targets = inputs, targets
 

@@ -53,8 +53,9 @@ class Silent(LocalEngine):
 def without_them(table: dict[str, Any], plan: Plan, out: Path) -> Path:
     """The same run on the local engine, with silence in place of faults."""
     run, experiment = Run.create(load(table), out)
-    with Silent(experiment.setup, 1) as engine:
-        engine.plan = plan
+    engine = Silent(experiment.setup, 1)
+    engine.plan = plan
+    with engine:
         for _ in run.rounds(experiment, engine):
             pass
     return run.path

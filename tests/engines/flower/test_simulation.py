@@ -149,7 +149,8 @@ def test_nobody_else_gets_at_the_recipe_or_at_ray(recipe: Callable[..., Path], t
         ]
         found["recipe"], found["folder"] = file.exists(), stat.S_IMODE(file.parent.stat().st_mode)
         found["ray is inside"] = Path(ray._private.worker.global_worker.node.get_temp_dir_path()).parent == file.parent
-        address = ray._private.worker.global_worker.gcs_client.address
+        worker: Any = ray._private.worker.global_worker
+        address = worker.gcs_client.address
         token = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
         bare = {name: value for name, value in os.environ.items() if name not in token}
         for who, variables in (("we", token), ("no token", {}), ("a wrong one", token | {"RAY_AUTH_TOKEN": "0" * 64})):

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset
 
-from fedstrata.tasks.task import ACCURACY, Metric, Task
+from fedstrata.tasks.metric import ACCURACY, Metric
+from fedstrata.tasks.task import Task
 
 SIZES = (12, 7, 10)
 """Samples of the clients: with a batch size of 4, none of them ends with a batch of one."""

@@ -18,6 +18,8 @@ add = partial(register, CHANGING)
 
 
 class AssignsBuffer(Net):
+    ema: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("ema", torch.zeros(FEATURES))
@@ -36,6 +38,8 @@ class ChangesBuffer(AssignsBuffer):
 
 
 class NotPersistent(Net):
+    ema: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("ema", torch.zeros(FEATURES), persistent=False)
@@ -47,6 +51,8 @@ class NotPersistent(Net):
 
 class RegistersLate(Net):
     """A buffer that is there only after the first forward."""
+
+    first: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         if not hasattr(self, "first"):
@@ -127,6 +133,8 @@ class Counts(Net):
 
 
 class CountsInBuffer(Net):
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))

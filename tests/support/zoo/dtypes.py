@@ -24,6 +24,8 @@ class ComplexParameter(Net):
 
 
 class ComplexBuffer(Net):
+    turns: Tensor
+
     def __init__(self, persistent: bool) -> None:
         super().__init__()
         turns = torch.polar(torch.ones(FEATURES), torch.linspace(0, 3, FEATURES))

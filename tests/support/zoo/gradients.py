@@ -29,7 +29,7 @@ class GradientHook(Net):
 
 
 def hooked_perceptron() -> nn.Module:
-    model = mlp()
+    model: Any = mlp()
     model[0].weight.register_hook(lambda gradient: 0.5 * gradient)
     model[2].weight.register_post_accumulate_grad_hook(clip)
     return model

@@ -129,6 +129,8 @@ class Transformer(nn.Module):
 class TinyGPT(nn.Module):
     """Tied embeddings, and the causal mask as PyTorch makes it: a persistent buffer with −inf."""
 
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(WORDS, 4), nn.Embedding(LENGTH, 4)
@@ -178,7 +180,7 @@ add(
     lambda: cnn(nn.Conv2d(4, 4, 1, groups=4), nn.Conv2d(4, 4, 1, groups=2)),
     images,
 )
-add("channels-last convolutions", lambda: cnn().to(memory_format=torch.channels_last), images)
+add("channels-last convolutions", lambda: cnn().to(memory_format=torch.channels_last), images)  # type: ignore[call-overload]
 add("ConvTranspose autoencoder", autoencoder, themselves, loss=F.mse_loss, metric=MSE)
 add("BatchNorm1d", lambda: after(nn.BatchNorm1d(5)))
 add("BatchNorm2d", lambda: cnn(nn.BatchNorm2d(4)), images)

@@ -122,6 +122,9 @@ class OneStorage(nn.Module):
 class OddBuffers(Net):
     """Of no number, of one number in many places, and none at all until the first call."""
 
+    places: Tensor
+    late: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("nothing", torch.empty(0))
@@ -143,7 +146,7 @@ class PlainList(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.hidden[1](self.hidden[0](x))
-        return self.fc(x + self.hidden[1].running_mean)
+        return self.fc(x + self.hidden[1].get_buffer("running_mean"))
 
 
 class Views(nn.Module):
@@ -171,7 +174,7 @@ class Doubling(nn.Linear):
 
 
 def with_another_layers_forward() -> nn.Module:
-    model = mlp()
+    model: Any = mlp()
     usual = model[2].forward
     model[2].forward = lambda x: usual(x) * 1.5
     return model
@@ -179,7 +182,7 @@ def with_another_layers_forward() -> nn.Module:
 
 def with_another_forward() -> nn.Module:
     """A closure on the instance, which a copy would share."""
-    model = mlp()
+    model: Any = mlp()
     usual = model.forward
     model.forward = lambda x: usual(x) * 1.5
     return model

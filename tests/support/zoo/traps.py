@@ -35,11 +35,12 @@ class CachedByMethod(Net):
 class CountsOnParameter(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.fc.weight.calls = 0
+        self.fc.weight.calls = 0  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
-        self.fc.weight.calls += 1
-        return self.fc(x) * (1 + 0.1 * max(0, self.fc.weight.calls - LATE))
+        weight: Any = self.fc.weight
+        weight.calls += 1
+        return self.fc(x) * (1 + 0.1 * max(0, weight.calls - LATE))
 
 
 class Lookahead(Net):
@@ -50,7 +51,7 @@ class Lookahead(Net):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.fc.weight
+        weight: Any = self.fc.weight
         if self.training:
             self.calls += 1
             if not hasattr(weight, "slow"):
@@ -76,6 +77,8 @@ class HooksLate(Net):
 class Remembers(Net):
     """A memory that is changed in place, with its graph."""
 
+    memory: Tensor
+
     def __init__(self, persistent: bool) -> None:
         super().__init__()
         self.register_buffer("memory", torch.zeros(CLASSES), persistent=persistent)
@@ -99,6 +102,8 @@ class SeesThroughNumPy(Net):
 class Bank(Net):
     """A frozen memory of more than a megabyte, of which the order changes."""
 
+    bank: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("bank", torch.randn(3000, 100), persistent=False)
@@ -112,6 +117,8 @@ class Bank(Net):
 
 
 class BestSoFar(Net):
+    best: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("best", torch.tensor(1e9))
