@@ -35,23 +35,24 @@ NODES = 3
 FEDLDF = "fedldf:n=2"
 
 
-def rehearse(folder: Path, algorithm: str) -> Federation:
+def rehearse(folder: Path) -> Federation:
     """The tiny recipe on three nodes, in a folder whose name has a space."""
     path = folder / "tiny.toml"
     evaluation = {"on": ["test", "clients"], "every": 3}
     path.write_text(tomli_w.dumps(TINY | {"evaluation": evaluation}))
-    return Federation.init(folder / "three nodes", path, "--nodes", NODES, "--algorithm", algorithm)
+    return Federation.init(folder / "three nodes", path, "--nodes", NODES, "--algorithm", FEDLDF)
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Three nodes that run FedLDF, whose round has two exchanges."""
-    made = rehearse(tmp_path_factory.mktemp("flower"), FEDLDF)
+    made = rehearse(tmp_path_factory.mktemp("flower"))
     try:
         made.start()
         yield made
     finally:
-        made.stop()
+        codes = made.stop()
+    assert [codes[f"node-{client}"] for client in range(NODES)] == [0] * NODES  # all have signed off
 
 
 def local(out: Path, algorithm: str) -> Path:
@@ -70,17 +71,20 @@ def test_fedldf_on_three_nodes_ends_in_the_local_engines_run(
     assert all(LET_IN in federation.log(f"node-{client}") for client in range(NODES))
 
 
-def test_fedlap_on_three_nodes_ends_in_the_local_engines_run_and_signs_off(
-    tmp_path: Path, same_run: Callable[..., None]
+def test_fedlap_on_three_nodes_ends_in_the_local_engines_run(
+    federation: Federation, tmp_path: Path, same_run: Callable[..., None]
 ) -> None:
-    made = rehearse(tmp_path, "fedlap")
+    """Server and nodes read their recipes when a run begins, so that another one needs no other federation."""
+    places = ["server", *(f"node-{client}" for client in range(NODES))]
+    before = {path: path.read_text() for path in (federation.folder / place / "recipe.toml" for place in places)}
+    for place in places:
+        federation.change(place, {"algorithm": {"name": "fedlap"}})
     try:
-        made.start()
-        out = made.run("first")
+        out = federation.run("fedlap")
     finally:
-        codes = made.stop()
+        for path, text in before.items():
+            path.write_text(text)
     same_run(out, local(tmp_path / "local", "fedlap"), recipe=False)
-    assert [codes[f"node-{client}"] for client in range(NODES)] == [0] * NODES
 
 
 # --- what is killed --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Killed at any instant, a run goes on and ends with exactly what an undisturbed one ends with.
 
 The boundaries are found by counting: every call that touches a file or folder is a place to die at. Each death is a
-forked child, so that torch is loaded once.
+forked child, so that torch is loaded once. `make faults` tries all of them; otherwise it is every fourth one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ TOUCHING = ("open", "write", "pwrite", "fsync", "close", "replace", "rename", "u
 def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed process wrote is there for the next one without it; it costs most of the time."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture(params=[pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.campaign)])
+def every(request: pytest.FixtureRequest) -> int:
+    """Of how many deaths one is tried."""
+    return int(request.param)
 
 
 # --- children --------------------------------------------------------------------------------------------------------
@@ -165,7 +171,7 @@ def go_on(path: Path, recipe: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 2])
-def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None:
+def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int, every: int) -> None:
     recipe = table(checkpoint_every=checkpoint_every)
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
     expected = whole(tmp_path / "whole" / "run")
@@ -175,7 +181,7 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None
     assert calls.count("rename") == 1
     assert calls.count("unlink") == (2 if checkpoint_every == 1 else 1)
     never_born = 0
-    for at, when in deaths(calls):
+    for at, when in deaths(calls)[::every]:
         path = tmp_path / f"{at}-{when}" / "run"
         path.parent.mkdir()
         kill_at(partial(fedstrata.run, recipe, task=TASK, out=path), at, when, path.parent / "log")
@@ -187,7 +193,7 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None
 
 
 @pytest.mark.parametrize("first", ["torn line", "no checkpoint", "no figures"])
-def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
+def test_killed_while_it_resumes(tmp_path: Path, first: str, every: int) -> None:
     """Killed, resumed and killed again at every boundary of that, and resumed."""
     recipe = table(checkpoint_every=2 if first == "no checkpoint" else 1)
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
@@ -209,7 +215,7 @@ def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
     shutil.copytree(broken, tmp_path / "count" / "again")
     calls = calls_of(lambda: fedstrata.resume(tmp_path / "count" / "again", task=TASK), tmp_path / "count")
     assert "unlink" in calls
-    for at, when in deaths(calls):
+    for at, when in deaths(calls)[::every]:
         path = tmp_path / f"{at}-{when}" / "run"
         shutil.copytree(broken, path)
         kill_at(partial(fedstrata.resume, path, task=TASK), at, when, path.parent / "log")
@@ -218,7 +224,7 @@ def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
         shutil.rmtree(path.parent)
 
 
-def test_killed_while_it_is_extended(tmp_path: Path) -> None:
+def test_killed_while_it_is_extended(tmp_path: Path, every: int) -> None:
     fedstrata.run(table(training={"rounds": 3}), task=TASK, out=tmp_path / "whole" / "run")
     expected = whole(tmp_path / "whole" / "run")
     short = tmp_path / "short" / "run"
@@ -229,7 +235,7 @@ def test_killed_while_it_is_extended(tmp_path: Path) -> None:
 
     shutil.copytree(short, tmp_path / "count" / "run")
     calls = calls_of(lambda: extend(tmp_path / "count" / "run"), tmp_path / "count")
-    for at, when in deaths(calls):
+    for at, when in deaths(calls)[::every]:
         path = tmp_path / f"{at}-{when}" / "run"
         shutil.copytree(short, path)
         kill_at(partial(extend, path), at, when, path.parent / "log")

@@ -158,7 +158,7 @@ def scores_and_layers(content: RecordDict, state: RecordDict) -> RecordDict:
 
 FAULTS: dict[str, Fault] = {
     "raises": raises,
-    "sleeps": sleeps(12),
+    "sleeps": sleeps(20),
     "sleeps long": sleeps(45),
     "reports a failure": reports_a_failure,
     "another version": says(schema=99),
