@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from benchmarks import measure
 from benchmarks.memory import peak_mb
 from benchmarks.workloads import WARM_UP, WORKLOADS
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
+from fedstrata.core.fit import fit
 from fedstrata.core.messages import Order, Reply, is_finite
-from fedstrata.core.rounds import aggregate, fit
-from fedstrata.engines import open_engine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs.engine import open_engine
 from fedstrata.tasks.partitions import Partition
 from fedstrata.tasks.task import Task
 
@@ -79,11 +80,11 @@ class Ready:
         self.sizes = experiment.task.sizes()
         self._updates, self._layers = updates, len(experiment.layers)
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Reply]]:
         """Every reply at once."""
         sent = torch.ones(self._layers, dtype=torch.bool)
         for order, update in zip(orders, self._updates, strict=True):
-            yield Reply("train", order.round, order.attempt, order.client, size=1, update=update, sent=sent)
+            yield order, Reply(size=1, update=update, sent=sent)
 
 
 def server(parameters: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedstrata.runs.directory import processor
+from fedstrata.runs.environment import processor
 
 PACKAGES = ("fedstrata", "torch", "numpy", "flwr", "ray", "pfl", "fedlab")
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.workloads import WARM_UP, WORKLOADS
-from fedstrata.core.rounds import fit
-from fedstrata.engines import open_engine
+from fedstrata.core.fit import fit
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs.engine import open_engine
 
 RECORDED = "fedavg, layers recorded"
 ALGORITHMS = {

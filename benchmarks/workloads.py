@@ -147,7 +147,7 @@ class Work:
     def cohorts(self) -> list[list[int]]:
         """The clients of each round, as fedstrata draws them."""
         training, seed = self.training, self.experiment.recipe.seed
-        return [training.sample(self.sizes, seed, t + 1, 0).tolist() for t in range(training.rounds)]
+        return [training.participation.sample(self.sizes, seed, t + 1, 0).tolist() for t in range(training.rounds)]
 
     def model(self) -> nn.Module:
         """A model with the initial weights."""

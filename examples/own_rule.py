@@ -47,7 +47,7 @@ if __name__ == "__main__":
     run = fedstrata.run("quickstart", algorithm="own_rule:cautious:power=2.0", settings={"training.rounds": 5})
     for line in run.history():
         print(line["round"], line["metrics"]["test"]["accuracy"])
-    weights = run.figures(5)["weight"]
+    weights = run.layers(5)["weight"]
     for at, name in enumerate(run.layer_names):
         print(f"{name}: a client's share goes from {weights[:, at].min():.3f} to {weights[:, at].max():.3f}")
 

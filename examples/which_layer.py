@@ -13,7 +13,7 @@ import fedstrata
 def main() -> None:
     """Average each layer's figures over rounds and clients, and name the client that differs most."""
     run = fedstrata.Run(sys.argv[1]) if sys.argv[1:] else fedstrata.run(settings={"training.rounds": 10})
-    rounds = [run.figures(line["round"]) for line in run.history()]
+    rounds = [run.layers(line["round"]) for line in run.history()]
     names = run.layer_names
     width = max(len("layer"), *map(len, names))
     print(f"{'layer':{width}}  angle  moved by  outlier (angle)")

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
 
-from fedstrata.runs.compare import ENOUGH_SEEDS, estimate, paired_differences
+from fedstrata.runs.statistics import ENOUGH_SEEDS, estimate, paired_differences
 from reproductions.results import Results
 from reproductions.study import Claim
 

@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 import torch
 
-from fedstrata.core.errors import FedstrataError, RoundFailed, UserError
+from fedstrata.core.errors import FedstrataError, UserError
+from fedstrata.core.record import RoundFailed
 from fedstrata.engines.local import available_workers
 from fedstrata.processes import held_back, leave_to_parent
-from fedstrata.runs.compare import run_cell
-from fedstrata.runs.runner import Run
+from fedstrata.runs.compare import run_job
+from fedstrata.runs.reader import Run
 from reproductions.outdated import is_outdated
 from reproductions.study import StudyRun, recipe_hash
 
@@ -53,7 +54,7 @@ def is_finished(run: StudyRun) -> bool:
     found = Run(path)
     if recipe_hash(found.recipe) != recipe_hash(run.job.recipe):
         raise UserError(f"{path} was run with another recipe; choose other --runs, or remove it")
-    if is_outdated(found.recipe, found.directory.arithmetic):
+    if is_outdated(found.recipe, found.about.arithmetic):
         raise UserError(f"{path} was run with an older arithmetic; choose other --runs, or remove it")
     return found.finished()
 
@@ -126,7 +127,7 @@ def _tell(run: StudyRun, data: Path | None, workers: int, pipe: Connection) -> N
     engine = run.job.recipe.engine.model_copy(update={"workers": workers})
     job = replace(run.job, recipe=run.job.recipe.model_copy(update={"engine": engine}))
     try:
-        for line in run_cell(job, data):
+        for line in run_job(job, data):
             pipe.send(("round", {key: line[key] for key in ("round", "metrics", "seconds", "upload_total")}))
         pipe.send(("finished", ""))
     except RoundFailed as error:  # weights that are no numbers any more are a result; anything else is a mishap

@@ -15,7 +15,7 @@ def _by_one_trainer(recipe: Recipe) -> bool:
     """Perceptrons are trained one client at a time, and FedLap's λ does not cancel; our convolutions are as before."""
     task = recipe.task
     convolution = task.function is None and task.model.get("name") in ("cnn", "cnn_padded", "tf_cnn", "vgg9")
-    return not convolution or isinstance(recipe.build_algorithm().objective, FedLap)
+    return not convolution or isinstance(recipe.built_algorithm.objective, FedLap)
 
 
 CHANGED: Mapping[int, Callable[[Recipe], bool]] = {2: _by_one_trainer}

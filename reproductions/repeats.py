@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from reproductions.measures import Series
 from reproductions.report import TextTable, write
 from reproductions.results import Results, machine, same_machine, series_of

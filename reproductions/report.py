@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedstrata.formatting import size
-from fedstrata.runs.compare import estimate, paired_differences, written_differences
+from fedstrata.runs.statistics import estimate, paired_differences, written_differences
 from reproductions.claims import Finding, Outcome, Ruling, check
 from reproductions.results import Results
 from reproductions.study import Claim, Measure, Study, StudyCell

@@ -25,9 +25,9 @@ import numpy as np
 
 from fedstrata.core.errors import RunDirectoryError, UserError
 from fedstrata.recipes.schema import Recipe
-from fedstrata.runs.directory import versions
+from fedstrata.runs.environment import versions
 from fedstrata.runs.files import WHILE_WRITING, Folder, locked, write_whole
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from reproductions.measures import Series, cumulative_upload, measure
 from reproductions.outdated import is_outdated
 from reproductions.study import Study, StudyRun, recipe_hash
@@ -63,7 +63,7 @@ def series_of(run: Run, figures: list[str]) -> dict[str, list[float | None]]:
     if "gradient_divergence" in figures:
         series["gradient_divergence"] = [_short(_gradient_divergence(run, line["round"])) for line in history]
     if "angles" in figures:
-        angles = np.array([run.figures(line["round"])["model_angle"] for line in history])
+        angles = np.array([run.layers(line["round"])["model_angle"] for line in history])
         smoothed = np.cumsum(angles, axis=0) / np.arange(1, len(angles) + 1)[:, None]  # everyone takes part in all
         series |= {f"angle.{client}": [_short(v) for v in column] for client, column in enumerate(smoothed.T)}
     return series
@@ -89,13 +89,13 @@ def _gradient_divergence(run: Run, round: int) -> float:
 
     The record has ‖Δ_k‖ and the angle to G = Σ p_k Δ_k, and ‖G‖² = Σ p_k ⟨Δ_k, G⟩ gives ‖G‖ = Σ p_k ‖Δ_k‖ cos θ_k.
     """
-    figures = run.figures(round)
-    norms = np.sqrt((figures["divergence"] ** 2).sum(axis=1))
-    cosines = np.cos(figures["model_angle"])
-    share = figures["sizes"] / figures["sizes"].sum()
+    record = run.layers(round)
+    norms = np.sqrt((record["divergence"] ** 2).sum(axis=1))
+    cosines = np.cos(record["model_angle"])
+    share = record["sizes"] / record["sizes"].sum()
     mean = float((share * norms * cosines).sum())
     squared = mean**2 + norms**2 - 2 * mean * norms * cosines
-    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.recipe.training.learning_rate(round))
+    return float(np.sqrt(np.maximum(squared, 0)).mean() / run.recipe.training.local.learning_rate(round))
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def refuse_contradictions(study: Study, runs: list[StudyRun], folder: Path) -> N
             if one.cell != cell.name or known is None or not belongs(stored[one.arm], one.job.recipe):
                 continue
             run = Run(one.job.path)
-            if known.get("arithmetic", 1) < run.directory.arithmetic:
+            if known.get("arithmetic", 1) < run.about.arithmetic:
                 continue  # what is stored is out of date
             if run.summary()["weights_sha256"] != known["weights_sha256"]:
                 raise UserError(
@@ -200,8 +200,8 @@ class Elsewhere:
 
 
 def _describe(run: Run, study: Study, failure: str | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"made": machine(run), "arithmetic": run.directory.arithmetic}
-    entry["data"] = run.directory.info["data"].get("source", "")
+    entry: dict[str, Any] = {"made": machine(run), "arithmetic": run.about.arithmetic}
+    entry["data"] = run.about.data.source or ""
     if failure is not None:
         entry["failed"] = failure
     entry["weights_sha256"] = run.summary()["weights_sha256"]

@@ -27,7 +27,7 @@ from fedstrata.core.checks import require
 from fedstrata.core.errors import RecipeError
 from fedstrata.recipes.catalog import Library
 from fedstrata.recipes.schema import Recipe, check_accuracy_target, explain, load
-from fedstrata.runs.compare import Cell
+from fedstrata.runs.comparison import Job
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 STUDIES = Library("study", files("reproductions").joinpath("studies"), "python -m reproductions list")
@@ -379,7 +379,7 @@ class StudyRun:
 
     cell: str
     arm: str
-    job: Cell
+    job: Job
 
     @property
     def seed(self) -> int:
@@ -399,7 +399,7 @@ def plan(study: Study, seeds: Iterable[int], out: Path) -> list[StudyRun]:
         StudyRun(
             cell.name,
             arm,
-            Cell(arm, seed, study.recipe_of(cell, arm, seed), out / cell.name / arm / f"seed-{seed}"),
+            Job(arm, seed, study.recipe_of(cell, arm, seed), out / cell.name / arm / f"seed-{seed}"),
         )
         for seed in seeds
         for cell in study.cells

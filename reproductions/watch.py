@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from fedstrata.cli.terminal import Console
-from fedstrata.formatting import duration, figure
+from fedstrata.formatting import duration, number
 from reproductions.jobs import Event, rounds_done
 from reproductions.study import Study, StudyRun
 
@@ -84,7 +84,7 @@ class Watch:
         if event is None or event.line is None:
             return "done before"
         measured: dict[str, float] = next(iter(event.line["metrics"].values()), {})
-        shown = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
+        shown = "  ".join(f"{name} {number(value)}" for name, value in list(measured.items())[:2])
         return f"round {event.round}/{self._rounds[event.run.job.path]}  {shown}"
 
     def _table(self) -> Table:

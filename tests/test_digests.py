@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.core import rounds
+from fedstrata.core import aggregation, state
 from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
 from tests.digests import CASES, line_of, values_of
@@ -52,14 +52,14 @@ def test_another_process_comes_to_the_same_digests(lines: list[str]) -> None:
 
 def test_one_ulp_in_one_number_of_the_aggregate_shows(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the weights of every case; what travelled and what became of the clients is as before."""
-    aggregate = rounds.aggregate
+    aggregate = aggregation.aggregate
 
     def off(*arguments: Any) -> Tensor:
         new = aggregate(*arguments)
         new[0] = torch.nextafter(new[0], torch.full_like(new[0], torch.inf))
         return new
 
-    monkeypatch.setattr(rounds, "aggregate", off)
+    monkeypatch.setattr(state, "aggregate", off)
     for line in lines:
         name = line.split("  ")[0]
         before, after = parts(line), parts(line_of(name, values_of(CASES[name])))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.workloads import Work, arguments, finish, report
-from fedstrata.core.rounds import fit
-from fedstrata.engines import open_engine
+from fedstrata.core.fit import fit
+from fedstrata.runs.engine import open_engine
 
 
 def main() -> None:

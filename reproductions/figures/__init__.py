@@ -10,7 +10,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from reproductions.figures.content import pictures
 from reproductions.figures.drawing import draw
 from reproductions.figures.layers import draw_layers, layer_maps

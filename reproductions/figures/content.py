@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstrata.runs.compare import ENOUGH_SEEDS, Estimate, estimate
+from fedstrata.runs.statistics import ENOUGH_SEEDS, Estimate, estimate
 from reproductions.measures import Series, cumulative_upload, read
 from reproductions.results import Results
 from reproductions.study import Plot, Study, StudyCell

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedstrata.runs.compare import estimate
+from fedstrata.runs.statistics import estimate
 from reproductions.figures.content import Panel, Picture
 from reproductions.figures.style import GREY, PALETTE, STYLE, library, styles, titled_figure, wrapped
 

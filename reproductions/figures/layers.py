@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.core.errors import RunDirectoryError
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from reproductions.figures.style import NOTHING, STYLE, library, titled_figure
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ QUANTITIES = {
     "divergence": ("divergence\n‖Δ‖", 1.0),
     "mu": ("μ", 1.0),
 }
-"""Of a run's figures per client and layer, those that are drawn: how they are labelled and multiplied."""
+"""Of what is known per client and layer, what is drawn: how it is labelled and multiplied."""
 
 _MOST_CLIENTS = 60  # that have a row each
 _MOST_NAMED = 20
@@ -29,7 +28,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """A run's figures as layers × rows × rounds; NaN where there is nothing. A row is a client, or a rank from 1."""
+    """A run as layers × rows × rounds; NaN where there is nothing. A row is a client, or a rank from 1."""
 
     title: str
     layers: list[str]
@@ -39,18 +38,12 @@ class LayerMaps:
 
 
 def layer_maps(run: Run, title: str) -> LayerMaps:
-    """Every round's figures of a run; what is the same everywhere is left out.
+    """Every round of a run; what is the same everywhere is left out.
 
     Of very many clients, most of which are in no given round, each round's are put in the order of their values.
     """
-    try:
-        return _layer_maps(run, title, [run.figures(line["round"]) for line in run.history()])
-    except (LookupError, TypeError, ValueError) as error:  # a file that was tampered with
-        raise RunDirectoryError(f"{run.path}: damaged; {type(error).__name__}: {error}") from None
-
-
-def _layer_maps(run: Run, title: str, records: list[dict[str, np.ndarray]]) -> LayerMaps:
-    clients = int(run.directory.info["clients"])
+    records = [run.layers(line["round"]) for line in run.history()]
+    clients = run.about.clients
     ranked = clients > _MOST_CLIENTS
     rows = max(len(record["clients"]) for record in records) if ranked else clients
     maps = {}
@@ -58,8 +51,6 @@ def _layer_maps(run: Run, title: str, records: list[dict[str, np.ndarray]]) -> L
         values = np.full((len(run.layer_names), rows, len(records)), np.nan)
         for at, record in enumerate(records):
             found = factor * record[name]
-            if found.shape != (len(record["clients"]), len(run.layer_names)):
-                raise ValueError(f"{name} of round {at + 1} has the shape {list(found.shape)}")
             if ranked:
                 values[:, : len(found), at] = -np.sort(-found, axis=0).T
             else:
@@ -67,7 +58,7 @@ def _layer_maps(run: Run, title: str, records: list[dict[str, np.ndarray]]) -> L
         finite = values[np.isfinite(values)]
         if finite.size and np.ptp(finite) > 1e-9 * np.abs(finite).max():
             maps[name] = values
-    table = run.directory.info["data"].get("table")
+    table = run.about.data.table
     held = [sum(count > 0 for count in counts) for counts in table] if table and clients <= _MOST_NAMED else []
     return LayerMaps(title, run.layer_names, ranked, [f"{client} ({n})" for client, n in enumerate(held)], maps)
 

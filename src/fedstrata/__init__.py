@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from fedstrata.algorithms import neuron_pruning as neuron_pruning
     from fedstrata.algorithms import random_layers as random_layers
     from fedstrata.core.axes import Algorithm as Algorithm
+    from fedstrata.core.fit import Plan as Plan
+    from fedstrata.core.fit import fit as fit
     from fedstrata.core.layers import Layers as Layers
-    from fedstrata.core.rounds import Plan as Plan
-    from fedstrata.core.rounds import fit as fit
-    from fedstrata.core.rounds import initial_state as initial_state
+    from fedstrata.core.state import initial_state as initial_state
+    from fedstrata.core.training import LocalTraining as LocalTraining
+    from fedstrata.core.training import Participation as Participation
     from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
-    from fedstrata.runs.runner import Run as Run
+    from fedstrata.runs.reader import Run as Run
     from fedstrata.runs.runner import resume as resume
     from fedstrata.runs.runner import run as run
+    from fedstrata.server import Server as Server
     from fedstrata.tasks.metric import Metric as Metric
     from fedstrata.tasks.task import Task as Task
 
@@ -52,8 +55,12 @@ _HOMES = {
     ),
     "recipes.schema": ("Recipe", "load"),
     "core.layers": ("Layers",),
-    "core.rounds": ("Plan", "fit", "initial_state"),
-    "runs.runner": ("Run", "resume", "run"),
+    "core.fit": ("Plan", "fit"),
+    "core.state": ("initial_state",),
+    "server": ("Server",),
+    "core.training": ("LocalTraining", "Participation"),
+    "runs.reader": ("Run",),
+    "runs.runner": ("resume", "run"),
     "tasks.metric": ("Metric",),
     "tasks.task": ("Task",),
 }

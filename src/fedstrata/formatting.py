@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
-def figure(value: float | None) -> str:
+def number(value: float | None) -> str:
     """A metric or a loss for people."""
     if value is None or math.isnan(value):
         return "–"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -57,6 +59,24 @@ def leave_to_parent(*numbers: signal.Signals) -> None:
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED_TO_STOP)
+
+
+def hold_collection() -> None:
+    """Collect no garbage for now: a third of what it takes to import torch, and to end, would be looking for some."""
+    gc.disable()
+    _held.add(True)
+    atexit.register(gc.freeze)
+
+
+def resume_collection() -> None:
+    """Collect garbage again, if it was we who stopped it; what is imported by now stays until the end."""
+    if _held:
+        _held.clear()
+        gc.freeze()
+        gc.enable()
+
+
+_held: set[bool] = set()
 
 
 def keep_memory() -> None:

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 
 import fedstrata
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.formatting import duration, figure, size
+from fedstrata.formatting import duration, number, size
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.schema import Recipe
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
 from tests.support.processes import process_environment
@@ -114,7 +115,7 @@ def test_list_everything_and_runs(cli: Any, tiny: Any, tmp_path: Path, monkeypat
     assert all(word in answer.out for word in ("quickstart", "fedldf", "dirichlet", "mlp"))
     assert cli("list", "runs").out == ""
     fedstrata.run(tiny(), out="runs/whole")
-    Run.create(fedstrata.load(tiny()), "runs/empty")
+    create_run(fedstrata.load(tiny()), "runs/empty")
     (tmp_path / "runs" / "bad").mkdir()
     (tmp_path / "runs" / "bad" / "run.json").write_text("{")
     text = cli("list", "runs").out
@@ -173,11 +174,11 @@ def test_show_a_run_without_figures(cli: Any, recipe: Any, tmp_path: Path) -> No
 
 
 def test_show_unfinished_and_empty_runs(cli: Any, tiny: Any, tmp_path: Path) -> None:
-    run, experiment = Run.create(fedstrata.load(tiny()), tmp_path / "run")
+    run, experiment = create_run(fedstrata.load(tiny()), tmp_path / "run")
     answer = cli("show", run.path)
     assert answer.code == 0
     assert "no round is done yet" in answer.out
-    lines = run.rounds(experiment)
+    lines = run_rounds(run, experiment)
     next(lines)
     lines.close()
     answer = cli("show", run.path)
@@ -260,7 +261,7 @@ def test_options_of_an_axis_without_its_name(cli: Any, recipe: Any, tmp_path: Pa
     options = ["-a", "fedprox", "--set", "algorithm.objective.mu=0.5"]
     answer = cli("run", recipe(), *options, "--out", tmp_path / "run")
     assert answer.code == 0, answer.err
-    assert Run(tmp_path / "run").figures(1)["mu"].ravel().tolist() == pytest.approx([0.5] * 8)
+    assert Run(tmp_path / "run").layers(1)["mu"].ravel().tolist() == pytest.approx([0.5] * 8)
 
 
 @pytest.mark.parametrize("pair", [("--nope",), ("quickstart", "extra"), ("quickstart", "--seed", "x")])
@@ -299,5 +300,5 @@ def test_durations() -> None:
 
 
 def test_figures() -> None:
-    assert figure(None) == figure(float("nan")) == "–"
-    assert figure(0.123456) == "0.1235"
+    assert number(None) == number(float("nan")) == "–"
+    assert number(0.123456) == "0.1235"

@@ -16,9 +16,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.core.errors import FedstrataError, RoundFailed, RunDirectoryError
-from fedstrata.runs.runner import Run
+from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.messages import Status
+from fedstrata.core.record import RoundFailed
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
+from tests.support.math import missing
 from tests.support.processes import Answer, process_environment
 
 
@@ -329,8 +333,8 @@ def test_folders_one_may_not_write_to(cli: Any, recipe: Any, tmp_path: Path, mon
 @pytest.fixture
 def run(tiny: Any, tmp_path: Path) -> Run:
     """A run that has one round left to go."""
-    run, experiment = Run.create(fedstrata.load(tiny()), tmp_path / "run")
-    lines = run.rounds(experiment)
+    run, experiment = create_run(fedstrata.load(tiny()), tmp_path / "run")
+    lines = run_rounds(run, experiment)
     next(lines)
     next(lines)
     lines.close()
@@ -378,7 +382,7 @@ def test_resume_with_what_does_not_go_with_it(cli: Any, run: Run, recipe: Any, t
         (b"[]", "run.json: format = []"),
         (b"{}", "run.json: format = None"),
         (b'{"format": 3}', "run.json: format = 3; this version of fedstrata reads format 1 and 2"),
-        (b'{"format": 2}', "run.json is damaged: id = None"),
+        (b'{"format": 2}', "run.json is damaged: created: missing"),
     ],
     ids=str,
 )
@@ -487,7 +491,7 @@ def test_damaged_figures(cli: Any, run: Run) -> None:
 
 
 def test_two_processes_on_one_run(cli: Any, run: Run) -> None:
-    lines = run.rounds()
+    lines = run_rounds(run)
     next(lines)
     answer = cli("run", "--resume", run.path)  # flock is per open file: a second one in this process is another
     assert_refused(answer, f"{run.path} is in use by process {os.getpid()}")
@@ -610,7 +614,7 @@ def wrong_shape(index: int) -> Any:
     ("accident", "why"),
     [
         (raises, "failed: OSError: the disk is gone"),
-        (nan, "refused: update is not finite"),
+        (nan, "not finite: update"),
         (wrong_shape, "failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     ],
 )
@@ -627,9 +631,10 @@ def test_a_client_that_fails_costs_the_round_that_client_only(
     for line in run.history():
         assert line["replies"] == 2
         assert [entry["client"] for entry in line["lost"]] == [1]
-        assert line["lost"][0]["why"].startswith(why)
-        assert "\n" not in line["lost"][0]["why"]
-        figures = run.figures(line["round"])
+        ((_, status),) = missing(line["lost"])
+        assert str(status).startswith(why)
+        assert "\n" not in str(status)
+        figures = run.layers(line["round"])
         assert figures["mask"].tolist() == [[1.0], [0.0], [1.0]]
     assert json.loads((run.path / "history.jsonl").read_text().splitlines()[0])["lost"]
     # the others' rounds are those of a task in which the client has nothing to give
@@ -645,7 +650,7 @@ def test_scores_that_are_not_finite_lose_the_client(blobs: Any, tmp_path: Path) 
     )
     table = {"training": {"rounds": 1}, "engine": {"workers": 1}, "algorithm": {"name": "fedldf", "n": 1}}
     (line,) = fedstrata.run(table, task=task, out=tmp_path / "run").history()
-    assert line["lost"] == [{"client": 1, "why": "refused: scores are not finite"}]
+    assert missing(line["lost"]) == [(1, Status("not finite", "scores"))]
 
 
 def test_if_everyone_fails_the_run_stops_and_says_why(blobs: Any, tmp_path: Path) -> None:

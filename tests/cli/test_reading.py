@@ -14,7 +14,9 @@ import torch
 
 import fedstrata
 from fedstrata.core import lazy
-from fedstrata.runs.compare import plan, run_cell
+from fedstrata.runs.compare import begin_comparison, run_job
+from fedstrata.runs.runner import create_run, run_rounds
+from fedstrata.runs.writer import last_state
 from tests.support.processes import process_environment
 from tests.support.runs import TINY, checkpoint_content
 
@@ -36,10 +38,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     runs = place / "runs"
     fedstrata.run(TINY, algorithm="fedlap", settings={"training.epochs": 2}, out=runs / "whole")
-    unfinished, experiment = fedstrata.Run.create(fedstrata.load(TINY, algorithm="fedlayerwise"), runs / "unfinished")
-    next(unfinished.rounds(experiment))
-    for cell in plan(TINY, ["fedavg", "fedldf:n=2"], [0, 1], out=runs / "compared").cells:
-        list(run_cell(cell))
+    unfinished, experiment = create_run(fedstrata.load(TINY, algorithm="fedlayerwise"), runs / "unfinished")
+    next(run_rounds(unfinished, experiment))
+    for job in begin_comparison(TINY, ["fedavg", "fedldf:n=2"], [0, 1], out=runs / "compared").jobs:
+        list(run_job(job))
     return place
 
 
@@ -88,13 +90,13 @@ def test_from_python_a_run_is_read_without_torch(place: Path) -> None:
     code = """
 import json, fedstrata
 run = fedstrata.Run("runs/whole")
-angles = run.figures(3)["angle"].tolist()
+angles = run.layers(3)["angle"].tolist()
 print(json.dumps([run.summary(), run.history(), angles, run.curve(), run.finished(), run.metric.name, run.layer_names]))
 """
     out, loaded = in_a_fresh_process(code, place)
     assert loaded == []
     run = fedstrata.Run(place / "runs" / "whole")
-    angles = run.figures(3)["angle"].tolist()
+    angles = run.layers(3)["angle"].tolist()
     here = [run.summary(), run.history(), angles, run.curve(), run.finished(), run.metric.name, run.layer_names]
     assert json.loads(out) == json.loads(json.dumps(here))
 
@@ -103,7 +105,7 @@ def test_recipes_and_algorithms_are_made_without_torch(place: Path) -> None:
     code = """
 import fedstrata
 recipe = fedstrata.load("quickstart", algorithm="fedldf:n=4", settings={"layers.grouping": "tensor"})
-print(recipe.build_algorithm() == fedstrata.fedldf(n=4), recipe.grouping())
+print(recipe.built_algorithm == fedstrata.fedldf(n=4), recipe.grouping())
 """
     assert in_a_fresh_process(code, place) == ("True tensor\n", [])
 
@@ -111,7 +113,7 @@ print(recipe.build_algorithm() == fedstrata.fedldf(n=4), recipe.grouping())
 def test_what_is_read_without_torch_is_what_torch_reads(place: Path) -> None:
     """The checkpoint of round 1 has the model, a table of angles [4, 2] and one of counts, as safetensors has them."""
     run = fedstrata.Run(place / "runs" / "unfinished")
-    state = run.directory.latest()
+    state = last_state(run.directory)
     _, tensors = checkpoint_content(run.path / "checkpoints" / "000001.safetensors")
     model, angles, counts = (tensors[name] for name in ("model", "weighting/smoothed_angle", "weighting/count"))
     assert (state.round, angles.shape, counts.dtype) == (1, (4, 2), torch.int64)

@@ -18,9 +18,10 @@ from fedstrata.clients.client import IMAGES, Client
 from fedstrata.clients.evaluation import PART, evaluate
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import FedstrataError, RecipeError
-from fedstrata.engines import open_engine
+from fedstrata.core.messages import Reply, Status
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs.engine import open_engine
 from fedstrata.tasks.builtin import ClientShards
 from fedstrata.tasks.metric import Metric
 from fedstrata.tasks.partitions import Partition
@@ -148,10 +149,10 @@ class Spoiled:
         self.engine, self.said, self.sizes = engine, said, engine.sizes
 
     def exchange(self, orders: Any) -> Any:
-        for reply in self.engine.exchange(orders):
-            said = self.said.get(reply.client, reply.metrics)
+        for order, reply in self.engine.exchange(orders):
+            said = self.said.get(order.client, reply.metrics)
             if said is not None:
-                yield replace(reply, metrics=said)
+                yield order, replace(reply, metrics=said)
 
 
 def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
@@ -163,9 +164,9 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
         said: dict[int, dict[str, float] | None] = {0: {"loss": 1.0, "accuracy": math.nan}, 2: None, 3: {"loss": 1.0}}
         figures, unmeasured = evaluate(Spoiled(engine, said), task, model, ["clients"], 1, 0)
         assert unmeasured == [
-            (0, "refused: accuracy is not finite"),
-            (2, "no reply"),
-            (3, "refused: accuracy is missing"),
+            (0, Status("not finite", "accuracy")),
+            (2, Status("no reply")),
+            (3, Status("refused", "accuracy is missing")),
         ]
         found = figures["clients"]
         assert (found["clients"], found["failed"], found["samples"]) == (1, 3, 4)
@@ -247,8 +248,8 @@ def test_a_sample_of_clients(tiny: Any, tmp_path: Path) -> None:
     assert all(line["clients"] == 2 for line in lines[0])
     assert lines[0] == lines[1]
     assert lines[0] != lines[2]
-    layers = runs[0].directory.info["layers"]
-    assert runs[0].history()[0]["bytes"]["evaluation"] == 2 * sum(layer["bytes"] for layer in layers)
+    layers = runs[0].about.layers
+    assert runs[0].history()[0]["bytes"]["evaluation"] == 2 * sum(layer.bytes for layer in layers)
     everyone = fedstrata.run(tiny(settings | {"evaluation.clients": 99}), out=tmp_path / "all")
     assert everyone.history()[0]["metrics"]["clients"]["clients"] == 4
     assert everyone.summary()["weights_sha256"] == runs[0].summary()["weights_sha256"]
@@ -353,9 +354,9 @@ def shown_to(task: Task, **evaluation: Any) -> tuple[list[int], list[dict[str, f
         def exchange(self, orders: Any) -> Any:
             for order in orders:
                 reply = client.answer(order)
-                assert reply.error is None
+                assert isinstance(reply, Reply)
                 seen.append(dict(reply.metrics))
-                yield reply
+                yield order, reply
 
     found = evaluate(Here(), task, setup.first_state().model, ["test"], 1, 0)[0]["test"]  # type: ignore[arg-type]
     model = setup.build()

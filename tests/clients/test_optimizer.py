@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.clients.trainers.optimizer import local_optimizer
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining
 
 
 def descend(optimizer: object, weights: list[Tensor]) -> None:
@@ -29,7 +29,7 @@ def descend(optimizer: object, weights: list[Tensor]) -> None:
 def test_equal_to_the_class_of_torch(momentum: float, decay: float) -> None:
     ours = [torch.ones(7, 3, requires_grad=True), torch.ones(4, requires_grad=True)]
     theirs = [weight.detach().clone().requires_grad_() for weight in ours]
-    training = Training(lr=0.1, lr_decay=0.5, momentum=momentum, weight_decay=decay)
+    training = LocalTraining(lr=0.1, lr_decay=0.5, momentum=momentum, weight_decay=decay)
     descend(local_optimizer(training, ours, round=2), ours)
     descend(torch.optim.SGD(theirs, lr=0.05, momentum=momentum, weight_decay=decay, fused=True), theirs)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -39,7 +39,7 @@ def test_equal_to_the_class_of_torch(momentum: float, decay: float) -> None:
 def test_a_weight_whose_first_gradient_comes_late() -> None:
     """Its velocity starts with that gradient; the others' go on. By hand: v ← 0.5 v + g, w ← w − 0.1 v."""
     early, late = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
-    optimizer = local_optimizer(Training(lr=0.1, momentum=0.5), [early, late], round=1)
+    optimizer = local_optimizer(LocalTraining(lr=0.1, momentum=0.5), [early, late], round=1)
     early.grad = torch.tensor([1.0])
     optimizer.step()
     early.grad, late.grad = torch.tensor([1.0]), torch.tensor([2.0])
@@ -54,9 +54,9 @@ def test_the_compiler_is_not_imported() -> None:
     code = """
 import sys, torch
 from fedstrata.clients.trainers.optimizer import local_optimizer
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining
 weight = torch.ones(2, requires_grad=True)
-optimizer = local_optimizer(Training(momentum=0.9), [weight], 1)
+optimizer = local_optimizer(LocalTraining(momentum=0.9), [weight], 1)
 optimizer.zero_grad()
 weight.sum().backward()
 optimizer.step()

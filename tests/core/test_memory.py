@@ -17,8 +17,8 @@ from torch import nn
 from fedstrata.algorithms import named
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Reply, layers_with_units
-from fedstrata.core.rounds import Plan, fit, initial_state
-from fedstrata.core.training import Training
+from fedstrata.core.fit import Plan, fit
+from fedstrata.core.state import initial_state
 
 class Ready:
     "An engine whose clients have answered already."
@@ -35,7 +35,7 @@ class Ready:
         for order, update in zip(orders, self.updates):
             units = self.units if order.answer == "units" else None
             sent = order.mask if units is None else layers_with_units(units, self.layers)
-            yield Reply("train", 1, 0, order.client, size=order.client + 1, update=update, sent=sent, units=units)
+            yield order, Reply(size=order.client + 1, update=update, sent=sent, units=units)
 
 def forget_the_peak():
     with open("/proc/self/clear_refs", "w") as file:
@@ -51,8 +51,8 @@ def one_round(engine):
     state = initial_state(torch.ones(engine.layers.numel), algorithm, len(engine.sizes), engine.layers)
     forget_the_peak()
     before = peak()
-    new, record = next(fit(state, algorithm, engine, Plan(engine.layers, Training(rounds=1), record=True)))
-    assert set(record.status) == {"ok"} and new.model.any() and record.layers
+    new, record = next(fit(state, algorithm, engine, Plan(engine.layers, 1)))
+    assert {status.kind for status in record.status} == {"ok"} and new.model.any() and record.layers
     return (peak() - before) * 1024 / (4 * engine.layers.numel)
 
 name = sys.argv[1]

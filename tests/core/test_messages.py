@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import ReplyError
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply, check_answers, check_reply, is_finite, layers_with_units
-from fedstrata.core.rounds import aggregate
-from fedstrata.core.training import Training
+from fedstrata.core.messages import (
+    MOST_SAMPLES,
+    Order,
+    Reply,
+    Status,
+    StatusKind,
+    check_reply,
+    is_finite,
+    judge,
+    layers_with_units,
+)
 from fedstrata.objectives import AdaptiveMu, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.weightings import SampleSize
 from tests.support.math import FEDAVG, Tiny, cohort, image_task, run, vectors
@@ -29,7 +40,7 @@ LAYERS = Layers.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))  # 9 and 8 n
 BOTH = torch.tensor([True, True])
 FIRST = torch.tensor([True, False])
 ORDER = Order("train", 4, 1, 7, model=torch.zeros(17), mask=BOTH)
-REPLY = Reply("train", 4, 1, 7, size=10, sent=BOTH, update=torch.ones(17))
+REPLY = Reply(size=10, sent=BOTH, update=torch.ones(17))
 
 
 def with_number(value: float, at: int = 3) -> torch.Tensor:
@@ -48,15 +59,12 @@ def test_a_good_reply_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"error": "ValueError: no data"}, "ValueError: no data"),
-        ({"kind": "upload"}, "kind = 'upload', asked for 'train'"),
-        ({"round": 3}, "round = 3, asked for 4"),
-        ({"attempt": 0}, "attempt = 0, asked for 1"),
-        ({"client": 8}, "client = 8, asked for 7"),
+        ({"size": None}, "size = None"),
         ({"size": 0}, "size = 0"),
         ({"size": -5}, "size = -5"),
         ({"size": 2.5}, r"size = 2\.5"),
         ({"size": float("nan")}, "size = nan"),
+        ({"size": float("inf")}, "size = inf"),
         ({"size": 10**15}, "size = 1000000000000000, at the beginning it was 10"),
         ({"stiffness": torch.ones(3, dtype=torch.float64)}, r"stiffness has shape \[3\], expected \[2\]"),
         ({"update": None}, "update is missing"),
@@ -87,21 +95,24 @@ def test_layers_that_were_not_asked_for_are_refused() -> None:
     check_reply(replace(REPLY, sent=FIRST), replace(ORDER, mask=FIRST), LAYERS, 10)
 
 
-def test_an_update_whose_length_no_float64_can_hold_is_refused() -> None:
+def test_an_update_whose_squared_length_no_float64_can_hold_is_refused() -> None:
     """Angles and divergences of it would be no numbers, and the weighting would be blamed."""
     layers = Layers.of(nn.Linear(3, 2).double(), "module")
     order, sent = Order("train", 1, 0, 0, mask=torch.ones(1, dtype=torch.bool)), torch.ones(1, dtype=torch.bool)
-    reply = Reply("train", 1, 0, 0, size=1, sent=sent, update=torch.full((8,), 1e153, dtype=torch.float64))
-    check_reply(reply, order, layers, 1)
+    reply = Reply(size=1, sent=sent, update=torch.full((8,), 1e153, dtype=torch.float64))
+    check_reply(reply, order, layers, 1)  # the square of its norm is 8e306
     assert reply.update is not None
-    with pytest.raises(ReplyError, match="the norm of the update is not finite"):
-        check_reply(replace(reply, update=reply.update * 100), order, layers, 1)
+    with pytest.raises(ReplyError, match="the squared norm of the update is not finite"):
+        check_reply(replace(reply, update=reply.update * 10), order, layers, 1)
 
 
 def test_an_upload_is_checked_like_a_training() -> None:
     order = Order("upload", 4, 1, 7, mask=FIRST)
-    reply = Reply("upload", 4, 1, 7, size=10, sent=FIRST, update=torch.ones(17))
+    reply = Reply(size=10, sent=FIRST, update=torch.ones(17))
     check_reply(reply, order, LAYERS, 10)
+    check_reply(replace(reply, size=None), order, LAYERS, 10)  # the training before it has said how many
+    with pytest.raises(ReplyError, match="size = 11, at the beginning it was 10"):
+        check_reply(replace(reply, size=11), order, LAYERS, 10)
     with pytest.raises(ReplyError, match="layers 0, 1"):
         check_reply(replace(reply, sent=~FIRST), order, LAYERS, 10)
     with pytest.raises(ReplyError, match="not finite"):
@@ -114,17 +125,17 @@ def test_an_upload_is_checked_like_a_training() -> None:
         (None, "scores is missing"),
         (torch.ones(3), r"scores has shape \[3\], expected \[2\]"),
         (torch.ones(2).double(), r"scores has dtype torch\.float64"),
-        (torch.tensor([1.0, math.nan]), "scores are not finite"),
-        (torch.tensor([math.inf, 1.0]), "scores are not finite"),
+        (torch.tensor([1.0, math.nan]), "scores is not finite"),
+        (torch.tensor([math.inf, 1.0]), "scores is not finite"),
     ],
 )
 def test_bad_scores_are_refused(scores: torch.Tensor | None, message: str) -> None:
     order = replace(ORDER, answer="scores", mask=None)
     with pytest.raises(ReplyError, match=message):
-        check_reply(Reply("train", 4, 1, 7, size=10, scores=scores), order, LAYERS, 10)
-    check_reply(Reply("train", 4, 1, 7, size=10, scores=torch.ones(2)), order, LAYERS, 10)
+        check_reply(Reply(size=10, scores=scores), order, LAYERS, 10)
+    check_reply(Reply(size=10, scores=torch.ones(2)), order, LAYERS, 10)
     with pytest.raises(ReplyError, match="size = 0"):
-        check_reply(Reply("train", 4, 1, 7, size=0, scores=torch.ones(2)), order, LAYERS, 10)
+        check_reply(Reply(size=0, scores=torch.ones(2)), order, LAYERS, 10)
     with pytest.raises(ReplyError, match="layers were sent along with the scores"):
         check_reply(replace(REPLY, scores=torch.ones(2)), order, LAYERS, 10)
 
@@ -147,11 +158,36 @@ def test_units_are_checked() -> None:
             check_reply(replace(good, **change), order, LAYERS, 10)
 
 
-def test_evaluation_replies_need_only_be_the_right_ones() -> None:
-    order = Order("evaluate", 4, 1, 7, model=torch.zeros(17))
-    check_answers(Reply("evaluate", 4, 1, 7), order)
-    with pytest.raises(ReplyError, match="round"):
-        check_answers(Reply("evaluate", 5, 1, 7), order)
+def test_sizes_that_only_the_reply_tells() -> None:
+    """Where nobody has said before how many there are, any number of samples will do that counts them."""
+    for size in (1, 10, 2.5, MOST_SAMPLES):
+        check_reply(replace(REPLY, size=size), ORDER, LAYERS, None)
+    wrong: list[Any] = [None, 0, -1, math.nan, math.inf, MOST_SAMPLES * 2, "10"]
+    for size in wrong:
+        with pytest.raises(ReplyError, match=re.escape(f"size = {size!r}")):
+            check_reply(replace(REPLY, size=size), ORDER, LAYERS, None)
+
+
+def test_what_becomes_of_an_answer() -> None:
+    """A status stands as it is; of a reply its numbers are judged apart from everything else."""
+
+    def check(reply: Reply) -> None:
+        check_reply(reply, ORDER, LAYERS, 10)
+
+    assert judge(REPLY, check) == (Status("ok"), REPLY)
+    assert judge(Status("failed", "update is not finite"), check) == (Status("failed", "update is not finite"), None)
+    assert judge(replace(REPLY, update=with_number(math.nan)), check) == (Status("not finite", "update"), None)
+    status, reply = judge(replace(REPLY, update=None), check)
+    assert (str(status), reply) == ("refused: update is missing", None)
+
+
+def test_a_status_in_words() -> None:
+    """A reason may be somebody else's: it is shown as it is, and steers no terminal."""
+    assert str(Status("straggler dropped")) == "straggler dropped"
+    assert str(Status("failed", "out of\n  memory \x1b[31m")) == "failed: out of memory \\x1b[31m"
+    kinds = get_args(StatusKind)
+    assert [kind for kind in kinds if Status(kind).counts] == ["ok", "nothing chosen"]
+    assert [kind for kind in kinds if not Status(kind).is_lost] == ["ok", "nothing chosen", "not selected"]
 
 
 def test_is_finite_is_not_fooled_by_sums() -> None:
@@ -183,11 +219,16 @@ def test_order_bytes() -> None:
 
 def test_reply_bytes_of_layers() -> None:
     """9 and 8 numbers of four bytes, and nothing for what is not sent."""
-    assert REPLY.upload_bytes(LAYERS).tolist() == [36, 32]
-    assert replace(REPLY, sent=~FIRST).upload_bytes(LAYERS).tolist() == [0, 32]
-    assert replace(REPLY, update=None).upload_bytes(LAYERS).tolist() == [0, 0]
+    whole = LAYERS.bytes_per_layer()
+    assert REPLY.upload_bytes(LAYERS, whole).tolist() == [36, 32]
+    assert replace(REPLY, sent=~FIRST).upload_bytes(LAYERS, whole).tolist() == [0, 32]
+    assert replace(REPLY, sent=~FIRST).upload_bytes(LAYERS, whole // 2).tolist() == [
+        0,
+        16,
+    ]  # half precision on the wire
+    assert replace(REPLY, update=None).upload_bytes(LAYERS, whole).tolist() == [0, 0]
     assert REPLY.feedback_numbers() == 0
-    assert Reply("train", 1, 0, 0, scores=torch.zeros(2)).feedback_numbers() == 2
+    assert Reply(scores=torch.zeros(2)).feedback_numbers() == 2
 
 
 def test_reply_bytes_of_units() -> None:
@@ -196,7 +237,7 @@ def test_reply_bytes_of_units() -> None:
     In bytes: 6·4 + 2·4 = 32, and 4·4 + 1·4 = 20.
     """
     units = torch.tensor([True, False, True, False, True])
-    assert replace(REPLY, units=units).upload_bytes(LAYERS).tolist() == [32, 20]
+    assert replace(REPLY, units=units).upload_bytes(LAYERS, LAYERS.bytes_per_layer()).tolist() == [32, 20]
 
 
 def test_unit_bytes_with_batch_norm() -> None:
@@ -206,8 +247,8 @@ def test_unit_bytes_with_batch_norm() -> None:
     """
     layers = Layers.of(Tiny().double(), "block")
     units = torch.tensor([False, True, False, True, True, False])
-    reply = Reply("train", 1, 0, 0, 5, sent=BOTH, units=units, update=torch.zeros(layers.numel))
-    assert reply.upload_bytes(layers).tolist() == [14 * 8 + 4, 2 * (13 * 8 + 4)]
+    reply = Reply(5, sent=BOTH, units=units, update=torch.zeros(layers.numel))
+    assert reply.upload_bytes(layers, layers.bytes_per_layer()).tolist() == [14 * 8 + 4, 2 * (13 * 8 + 4)]
 
 
 # --- a round's ledger --------------------------------------------------------------------------------------------

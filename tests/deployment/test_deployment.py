@@ -22,10 +22,12 @@ import tomli_w
 from pyarrow import parquet
 
 import fedstrata
+from fedstrata.core.messages import Status
 from fedstrata.deployment import credentials
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from tests.support import node_data, own_data, secretive
 from tests.support.federation import BIN, LET_IN, Federation, history, ports, wait_until
+from tests.support.math import missing
 from tests.support.runs import TINY
 from tests.support.searching import SECRET, is_in
 
@@ -121,7 +123,7 @@ def test_a_node_that_is_killed_costs_its_rounds_and_takes_part_again(federation:
     lines = history(out)
     lost = [line["round"] for line in lines if misses_it(line)]
     assert lost == list(range(lost[0], lost[-1] + 1))
-    assert all(who["why"].startswith("no reply: ") for line in lines for who in line["lost"])
+    assert all(status.kind == "no reply" for line in lines for _, status in missing(line["lost"]))
 
 
 # --- who is refused --------------------------------------------------------------------------------------------------
@@ -283,13 +285,13 @@ def test_nothing_of_what_goes_wrong_on_nodes_reaches_the_server(tmp_path: Path) 
     finally:
         made.stop()
     more = "; its own log says more"
-    assert [line["lost"] for line in rounds] == [
-        [{"client": 0, "why": f"failed: it cannot train (KeyError){more}"}],
-        [{"client": 1, "why": f"failed: it cannot train (LookupError){more}"}],
+    assert [missing(line["lost"]) for line in rounds] == [
+        [(0, Status("failed", f"it cannot train (KeyError){more}"))],
+        [(1, Status("failed", f"it cannot train (LookupError){more}"))],
     ]
-    assert [line["unmeasured"] for line in rounds] == [
-        [{"client": 1, "why": f"failed: it cannot evaluate the model (ValueError){more}"}],
-        [{"client": 0, "why": f"failed: it cannot evaluate the model (FileNotFoundError){more}"}],
+    assert [missing(line["unmeasured"]) for line in rounds] == [
+        [(1, Status("failed", f"it cannot evaluate the model (ValueError){more}"))],
+        [(0, Status("failed", f"it cannot evaluate the model (FileNotFoundError){more}"))],
     ]
     for kind in ("DataError", "RecipeError", "SystemExit"):
         assert f": it cannot read its data ({kind}){more}" in made.log("run-first")

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,16 @@ import fedstrata
 from fedstrata.clients.client import Client
 from fedstrata.core import rng
 from fedstrata.core.errors import ModelError
-from fedstrata.core.messages import Order, Reply
+from fedstrata.core.messages import Answer, Order, Reply, Status
 from fedstrata.engines import local
 from fedstrata.engines.local import LocalEngine, available_workers
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from fedstrata.tasks.task import Task
 from tests.support import faults
 from tests.support.faults import PLACES, DoomedPipe, Moments
+from tests.support.math import missing
 
 
 class Accident(Dataset[Any]):
@@ -68,11 +70,15 @@ def train_orders(setup: Experiment, model: torch.Tensor, round: int = 1) -> list
     return [Order("train", round, 0, k, model=model, mask=mask) for k in range(len(setup.task.clients))]
 
 
-def by_client(replies: Any) -> dict[tuple[int, int], Reply]:
-    # an update lives in memory that the next exchange may use
+def by_client(answers: Iterable[tuple[Order, Answer]]) -> dict[tuple[int, int], Answer]:
+    """By client and part; an update lies in memory that the next exchange may use."""
     return {
-        (r.client, r.part[0]): r.__class__(**{**vars(r), "update": None if r.update is None else r.update.clone()})
-        for r in replies
+        (order.client, order.part[0]): (
+            replace(answer, update=answer.update.clone())
+            if isinstance(answer, Reply) and answer.update is not None
+            else answer
+        )
+        for order, answer in answers
     }
 
 
@@ -93,12 +99,12 @@ def test_replies_do_not_depend_on_workers(blobs: Any, workers: int) -> None:
         assert alone.keys() == shared.keys()
         for key, reply in alone.items():
             other = shared[key]
-            assert reply.error is None
-            assert other.error is None
+            assert isinstance(reply, Reply)
+            assert isinstance(other, Reply)
             assert reply.metrics == other.metrics
             assert reply.size == other.size
             assert (reply.update is None) == (other.update is None)
-            if reply.update is not None:
+            if reply.update is not None and other.update is not None:
                 assert torch.equal(reply.update, other.update)
                 assert reply.update.abs().sum() > 0
 
@@ -130,8 +136,8 @@ def test_a_worker_that_dies_once_changes_nothing(
 def test_a_worker_that_dies_twice_costs_its_client_only(blobs: Any, tmp_path: Path, what: str, code: int) -> None:
     """In every round; the others' updates are what they are beside a client that raises."""
     run = accident_run(blobs, Accident(what), tmp_path / "run")
-    why = f"failed: worker process died 2 times, the last time with exit code {code}"
-    assert [line["lost"] for line in run.history()] == [[{"client": 1, "why": why}]] * 2
+    why = Status("failed", f"worker process died 2 times, the last time with exit code {code}")
+    assert [missing(line["lost"]) for line in run.history()] == [[(1, why)]] * 2
     raising = accident_run(blobs, Accident("raise"), tmp_path / "raising")
     assert raising.summary()["weights_sha256"] == run.summary()["weights_sha256"]
 
@@ -143,8 +149,7 @@ def test_workers_that_never_begin_end_no_round_late(blobs: Any, monkeypatch: pyt
         monkeypatch.setattr(local, "_work", lambda *args: os._exit(3))
         kill_all(engine)
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
-    errors = {reply.error for reply in replies.values()}
-    assert errors == {"worker process died 10 times, the last time with exit code 3"}
+    assert set(replies.values()) == {Status("failed", "worker process died 10 times, the last time with exit code 3")}
     assert len(replies) == 5
 
 
@@ -173,7 +178,6 @@ def test_what_was_kept_outlives_its_worker(blobs: Any) -> None:
     for alone, shared in zip(answers[1], answers[2], strict=True):
         assert alone.keys() == shared.keys()
         for key, reply in alone.items():
-            assert reply.error is shared[key].error is None
             assert (reply.size, reply.metrics) == (shared[key].size, shared[key].metrics)
             for ours, theirs in zip(tensors(reply), tensors(shared[key]), strict=True):
                 assert torch.equal(ours, theirs)
@@ -198,7 +202,7 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
     def doomed(client: Any, post: Any, begun: Any, at: int, pipe: Any, inherited: Any) -> None:
         work(client, post, begun, at, DoomedPipe(pipe, moments), inherited)
 
-    def counted(self: Client, order: Order, row: Any = None) -> Reply:
+    def counted(self: Client, order: Order, row: Any = None) -> Answer:
         with (tmp_path / "answered").open("a") as file:
             file.write(f"{order.client}\n")
         return answer(self, order, row)
@@ -208,7 +212,7 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
     setup = experiment(blobs)
     with LocalEngine(setup.setup, 2) as engine:
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
-    assert all(reply.error is None for reply in replies.values())
+    assert all(isinstance(reply, Reply) for reply in replies.values())
     assert moments.kills() == {"replied": 1}
     assert sorted((tmp_path / "answered").read_text().split()) == ["0", "1", "2", "3", "4"]
 
@@ -261,7 +265,7 @@ def test_the_longest_orders_are_given_out_first(blobs: Any) -> None:
     orders = [replace(order, work=work) for order, work in zip(orders, (5, 1, 4, 3, 1), strict=True)]
     crew = local._Crew(client, 1, 5, client.setup.task.sizes())
     try:
-        assert [reply.client for reply in crew.exchange(orders)] == [0, 2, 3, 4, 1]
+        assert [order.client for order, _ in crew.exchange(orders)] == [0, 2, 3, 4, 1]
     finally:
         crew.stop()
 
@@ -272,18 +276,20 @@ def test_an_update_of_another_round_is_not_sent(blobs: Any) -> None:
     for workers in (1, 2):
         with LocalEngine(setup.setup, workers) as engine:
             list(engine.exchange([Order("train", 1, 0, 0, model=state.model, answer="scores")]))
-            (reply,) = engine.exchange([Order("upload", 2, 0, 0, mask=mask)])
-            assert reply.error == "LookupError: no update kept for round 2, attempt 0"
+            ((_, answer),) = engine.exchange([Order("upload", 2, 0, 0, mask=mask)])
+            assert isinstance(answer, Status)
+            assert str(answer).startswith("failed: LookupError: no update kept for round 2, attempt 0")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_exception_in_a_client_is_a_reply(blobs: Any, workers: int) -> None:
+def test_an_exception_in_a_client_is_an_answer(blobs: Any, workers: int) -> None:
     setup = experiment(blobs, [blobs(8, 0), Accident("raise"), blobs(8, 1)])
     with LocalEngine(setup.setup, workers) as engine:
         replies = by_client(engine.exchange(train_orders(setup, setup.first_state().model)))
-    errors = {client: reply.error for (client, _), reply in replies.items()}
-    assert errors.pop(1).startswith("RuntimeError: an accident")
-    assert errors == {0: None, 2: None}
+    failed = replies.pop((1, 0))
+    assert isinstance(failed, Status)
+    assert str(failed).startswith("failed: RuntimeError: an accident")
+    assert {key: type(reply) for key, reply in replies.items()} == {(0, 0): Reply, (2, 0): Reply}
 
 
 def test_outside_its_block_an_engine_refuses(blobs: Any) -> None:

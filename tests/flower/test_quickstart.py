@@ -207,7 +207,7 @@ def test_a_whole_app_with_the_clients_half(flower: Any) -> None:
     told = flower(HERE / "app", rounds=2, algorithm="mixed")
     assert sorted(told) == [1, 2]
     for table in told.values():
-        assert all(status.startswith("ok") for status in table["status"]), table["status"]
+        assert set(table["status"]) <= {"ok", "nothing chosen"}, table["status"]
         assert table["upload"] == 2 * (4 * 8 + 8 + 8 + 1) * 4 + CLIENTS * 2 * 4
         assert (np.array(table["weight"]) > 0).sum(0).tolist() == [2, 2]
         np.testing.assert_allclose(table["mu"], 0.25)
@@ -232,5 +232,5 @@ def test_an_array_that_flower_cannot_read_costs_one_reply(flower: Any, algorithm
     assert flower.status() == "finished:completed"
     assert sorted(told) == [1, 2]
     for table in told.values():
-        assert sum(word.startswith("ok") for word in table["status"]) == 2, table["status"]
+        assert sum(word in ("ok", "nothing chosen") for word in table["status"]) == 2, table["status"]
         assert sum(word.startswith("refused: Flower cannot read it: TypeError") for word in table["status"]) == 1

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedstrata.core.checks import BadValue
 from fedstrata.core.errors import RecipeError
+from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.schema import (
     Recipe,
+    Training,
     load,
     parse_algorithm,
     parse_setting,
     set_key,
 )
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
@@ -89,7 +98,7 @@ def test_changes_leave_the_original_alone(tiny: Any) -> None:
 
 def test_settings_come_after_the_algorithm(tiny: Any) -> None:
     recipe = load(tiny(), algorithm="fedldf:n=2", settings=["algorithm.n=3"])
-    assert recipe.build_algorithm().selection.n == 3
+    assert recipe.built_algorithm.selection.n == 3
 
 
 def test_a_dotted_key_makes_tables() -> None:
@@ -117,7 +126,6 @@ def test_a_dotted_key_makes_tables() -> None:
 def test_labels(tiny: Any, algorithm: dict[str, Any], label: str) -> None:
     """An axis table may have options only; the rule is then the algorithm's own."""
     recipe = load(tiny({"algorithm": algorithm}))
-    recipe.build_algorithm()
     assert recipe.label == label
     assert "/" not in recipe.label
 
@@ -155,3 +163,98 @@ def test_an_empty_table_of_patterns_is_no_grouping(tiny: Any) -> None:
 def test_unknown_recipe_by_name() -> None:
     with pytest.raises(RecipeError, match="did you mean demo"):
         RECIPES.read("demoo")
+
+
+def test_a_training_table_is_taken_apart() -> None:
+    """What the server decides and what a client does share no key; two keys are neither's."""
+    part, local = ({field.name for field in dataclasses.fields(cls)} for cls in (Participation, LocalTraining))
+    assert not part & local
+    assert set(Training.model_fields) - part - local == {"rounds", "initial_weights"}
+    assert (Training().participation, Training().local) == (Participation(), LocalTraining())
+    given = {"clients_per_round": 3, "attempts": 5, "dropouts": 0.25, "steps": 7, "lr": 0.5, "momentum": 0.75}
+    table = Training(**given)
+    assert dataclasses.asdict(table.participation) | dataclasses.asdict(table.local) == (
+        dataclasses.asdict(Participation()) | dataclasses.asdict(LocalTraining()) | given
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "given"),
+    [
+        *((Participation, {"clients_per_round": value}) for value in (0, -1)),
+        (Participation, {"sampling": "all"}),
+        *((Participation, {key: value}) for key in ("stragglers", "min_replies") for value in (-0.1, 1.1, math.nan)),
+        *((Participation, {"dropouts": value}) for value in (-0.1, 1.0, math.nan)),
+        (Participation, {"attempts": 0}),
+        *((LocalTraining, {key: 0}) for key in ("epochs", "steps", "batch_size", "lr", "lr_decay")),
+        (LocalTraining, {"optimizer": "lion"}),
+        *((LocalTraining, {"lr": value}) for value in (math.inf, math.nan)),
+        (LocalTraining, {"lr_decay": 1.5}),
+        *((LocalTraining, {"momentum": value}) for value in (-0.5, 1.0, math.nan)),
+        *((LocalTraining, {"weight_decay": value}) for value in (-0.5, math.inf, math.nan)),
+    ],
+    ids=str,
+)
+def test_what_training_cannot_be_is_refused_in_python_as_in_a_recipe(cls: Any, given: dict[str, Any]) -> None:
+    ((field, value),) = given.items()
+    with pytest.raises(BadValue, match=f"^{field} ") as refused:
+        cls(**given)
+    assert refused.value.value is value
+    with pytest.raises(RecipeError, match=re.escape(f"training.{field} = {value!r}: ")):
+        Recipe.parse({"training": given})
+
+
+COUNTED = """
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from fedstrata import fedavg
+
+CALLS = Counter()
+
+
+def algorithm():
+    CALLS["algorithm"] += 1
+    return fedavg()
+
+
+@dataclass(frozen=True)
+class Thirds:
+    def __post_init__(self):
+        CALLS["partition"] += 1
+
+    def split(self, labels, generator):
+        CALLS["split"] += 1
+        return np.array_split(np.arange(len(labels)), 3)
+
+
+def model(input_shape, classes):
+    CALLS["model"] += 1
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), classes))
+"""
+
+
+def test_a_run_builds_everything_once(user_module: Any, tmp_path: Path) -> None:
+    """The model is built a second time on purpose, to compare, and by each client, who has one of its own."""
+    user_module("counted", COUNTED)
+    table = {
+        "algorithm": {"name": "counted:algorithm"},
+        "task": {"partition": {"name": "counted:Thirds"}, "model": {"name": "counted:model"}},
+        "training": {"rounds": 2, "steps": 1},
+        "engine": {"workers": 1},
+    }
+    Recipe.read(table)
+    assert "counted" not in sys.modules, "a recipe that is only looked at imports nothing"
+    recipe = load(table)
+    calls = sys.modules["counted"].CALLS
+    assert calls == {"algorithm": 1, "partition": 1}
+    run, experiment = create_run(recipe, tmp_path / "run")
+    assert calls == {"algorithm": 1, "partition": 1, "split": 1, "model": 2}
+    assert len(list(run_rounds(run, experiment))) == 2
+    del calls["model"]
+    assert calls == {"algorithm": 1, "partition": 1, "split": 1}
+    Run(tmp_path / "run").summary()
+    assert calls == {"algorithm": 1, "partition": 1, "split": 1}, "nor does a run"

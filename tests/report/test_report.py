@@ -1,4 +1,4 @@
-"""The report's figures: that they are the run directories', and that any of them fit on one page."""
+"""The report's numbers: that they are the run directories', and that any of them fit on one page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from safetensors.numpy import load_file, save_file
 import fedstrata
 from fedstrata.report import collect, content, render
 from fedstrata.report.packing import pack
-from fedstrata.runs.runner import Run
-from tests.support.make_runs import FIGURES, make_run
+from fedstrata.runs.reader import Run
+from tests.support.make_runs import QUANTITIES, make_run
 
 REPORT = Path(fedstrata.__file__).parent / "report"
 LIMIT = 2_000_000
@@ -48,15 +48,15 @@ def unpacked(block: Any, count: int) -> list[float]:
     return values
 
 
-def figure(series: dict[str, Any], run: dict[str, Any], name: str) -> np.ndarray:
-    """A packed figure as rows × layers."""
+def quantity(series: dict[str, Any], run: dict[str, Any], name: str) -> np.ndarray:
+    """A packed quantity as rows × layers."""
     layers = len(series["layers"])
-    rows = sum(map(len, run["figures"]["clients"]))
-    return np.array(unpacked(run["figures"][name], rows * layers)).reshape(rows, layers)
+    rows = sum(map(len, run["record"]["clients"]))
+    return np.array(unpacked(run["record"][name], rows * layers)).reshape(rows, layers)
 
 
 def on_page(page: str) -> dict[str, Any]:
-    """The figures that a page holds."""
+    """What a page holds."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return dict(json.loads(found[1]))
@@ -93,10 +93,10 @@ def test_what_is_the_same_everywhere_takes_one_number() -> None:
     assert unpacked(pack(np.array([1e60, 1.0])), 2)[0] == 9.9999e42  # the most there is
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_figure_is_the_records(tmp_path: Path) -> None:
+def test_every_number_is_the_records(tmp_path: Path) -> None:
     make_run(tmp_path / "run", clients=6, sampled=3, rounds=4, layers=("a", "b", "c"))
     report = collect([tmp_path / "run"])
     series = report["series"][0]
@@ -104,11 +104,11 @@ def test_every_figure_is_the_records(tmp_path: Path) -> None:
     assert report["summary"] is None
     assert [layer["name"] for layer in series["layers"]] == ["a", "b", "c"]
     assert run["shown"] == [1, 2, 3, 4]
-    for name in FIGURES:
-        table = figure(series, run, name)
+    for name in QUANTITIES:
+        table = quantity(series, run, name)
         for round in range(1, 5):
             stored = load_file(tmp_path / "run" / "layers" / f"{round:06d}.safetensors")
-            assert run["figures"]["clients"][round - 1] == stored["clients"].tolist()
+            assert run["record"]["clients"][round - 1] == stored["clients"].tolist()
             ours = table[3 * (round - 1) : 3 * round]
             rounded = [[float(f"{value:.5g}") for value in row] for row in stored[name]]
             np.testing.assert_allclose(ours, rounded, rtol=1e-12)
@@ -120,7 +120,7 @@ def test_relative_divergence_is_divergence_by_norm(tmp_path: Path) -> None:
     run = series["runs"][0]
     stored = [load_file(file) for file in sorted((tmp_path / "run" / "layers").iterdir())]
     expected = np.concatenate([round["divergence"] / round["norm"] for round in stored])
-    np.testing.assert_allclose(figure(series, run, "relative"), expected, rtol=6e-5)
+    np.testing.assert_allclose(quantity(series, run, "relative"), expected, rtol=6e-5)
 
 
 def test_of_a_real_run(tmp_path: Path, tiny: Any) -> None:
@@ -138,7 +138,7 @@ def test_of_a_real_run(tmp_path: Path, tiny: Any) -> None:
     up = np.array(unpacked(ours["bytes"]["up"], 6)).reshape(3, 2)
     np.testing.assert_allclose(up, [line["bytes"]["up"] for line in run.history()], rtol=1e-4)
     counts = report["partitions"][ours["partition"]]["counts"]
-    assert counts == run.directory.info["data"]["table"]
+    assert counts == run.about.data.table
     assert [sum(row) for row in counts] == [12] * 4
 
 
@@ -269,18 +269,18 @@ def test_twenty_clients_twenty_layers_hundred_rounds_in_two_megabytes_with_every
     report = collect([tmp_path / "run"])
     assert report["summary"] is None
     assert report["every"] == 1
-    assert len(report["series"][0]["runs"][0]["figures"]["clients"]) == 100
+    assert len(report["series"][0]["runs"][0]["record"]["clients"]) == 100
     assert len(render(report).encode()) <= LIMIT
 
 
 def test_beyond_that_clients_are_summarised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "BUDGET", 4 * 8 * 2 * 6 * 3)  # three rounds, two layers, six figures for clients
+    monkeypatch.setattr(content, "BUDGET", 4 * 8 * 2 * 6 * 3)  # three rounds, two layers, six numbers for clients
     make_run(tmp_path / "run", clients=7)
     report = collect([tmp_path / "run"])
     assert report["summary"] == ["max", "75 %", "median", "25 %", "min", "mean"]
     assert report["every"] == 1
     run = report["series"][0]["runs"][0]
-    ours = np.array(unpacked(run["figures"]["divergence"], 3 * 6 * 2)).reshape(3, 6, 2)
+    ours = np.array(unpacked(run["record"]["divergence"], 3 * 6 * 2)).reshape(3, 6, 2)
     for at in range(3):
         values = load_file(tmp_path / "run" / "layers" / f"{at + 1:06d}.safetensors")["divergence"]
         for layer in range(2):
@@ -366,10 +366,10 @@ def test_command(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert opened == [(tmp_path / "report.html").as_uri()]
 
 
-def test_without_figures_per_layer(tmp_path: Path, cli: Any, tiny: Any) -> None:
+def test_without_a_record_of_layers(tmp_path: Path, cli: Any, tiny: Any) -> None:
     fedstrata.run(tiny({"record.layers": False}), out=tmp_path / "run")
     assert cli("report", tmp_path / "run", "--out", tmp_path / "page.html").code == 0
-    assert on_page((tmp_path / "page.html").read_text())["series"][0]["runs"][0]["figures"] is None
+    assert on_page((tmp_path / "page.html").read_text())["series"][0]["runs"][0]["record"] is None
 
 
 def damage_shape(run: Path) -> None:
@@ -389,13 +389,13 @@ def damage_info(run: Path) -> None:
     ("damage", "words"),
     [
         (lambda run: (run / "run.json").unlink(), "no run directory"),
-        (lambda run: (run / "layers" / "000002.safetensors").unlink(), "no per-layer figures of round 2"),
-        (damage_shape, "angle of round 2 has the shape [4, 7], not [4, 2]"),
-        (damage_info, "'numbers'"),
+        (lambda run: (run / "layers" / "000002.safetensors").unlink(), "no record of the layers in round 2"),
+        (damage_shape, "000002.safetensors is damaged: angle is float64 [4, 7], expected float64 [4, 2]"),
+        (damage_info, "run.json is damaged: layers.0.numbers: missing"),
         (lambda run: (run / "page.html").mkdir(), "is not overwritten"),
         (lambda run: (run / "page.html").write_text("my notes"), "is not overwritten"),
     ],
-    ids=["no run", "figures gone", "shape", "field gone", "a folder", "not a report"],
+    ids=["no run", "record gone", "shape", "field gone", "a folder", "not a report"],
 )
 def test_errors_are_one_line(tmp_path: Path, cli: Any, damage: Any, words: str) -> None:
     make_run(tmp_path / "run")

@@ -11,7 +11,7 @@ import pytest
 from fedstrata.core.determinism import ARITHMETIC
 from fedstrata.core.errors import UserError
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks import datasets
 from reproductions import outdated
 from reproductions.results import Results, machine, same_machine, series_of
@@ -68,8 +68,8 @@ def test_a_cell_of_each_paper_gives_the_stored_numbers_again(
     except UserError as error:
         pytest.skip(str(error))
     shorter = load(recipe.to_table(), settings={"training.rounds": rounds})
-    run, experiment = Run.create(shorter, tmp_path / "run")
-    list(run.rounds(experiment))
+    run, experiment = create_run(shorter, tmp_path / "run")
+    list(run_rounds(run, experiment))
     again = series_of(run, [])
     known = stored["0"]
     monkeypatch.setattr(outdated, "COUNTED", ARITHMETIC)

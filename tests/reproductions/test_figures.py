@@ -14,10 +14,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedstrata.core.errors import RecipeError, RunDirectoryError, UserError
+from fedstrata.core.errors import RecipeError, UserError
 from fedstrata.recipes.schema import load
-from fedstrata.runs.compare import run_cell
-from fedstrata.runs.runner import Run
+from fedstrata.runs.compare import run_job
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from reproductions import figures
 from reproductions.figures import layers
 from reproductions.figures.content import Curve, Panel, Picture, Reference
@@ -357,8 +358,8 @@ def test_titles_break_where_a_reader_would(text: str, lines: list[str]) -> None:
 def recorded(tiny: Any, tmp_path: Path) -> Run:
     """Five clients of which three are in each round; three rounds of FedLayerWise."""
     settings = {"task.partition.clients": 5, "training.clients_per_round": 3, "algorithm": {"name": "fedlayerwise"}}
-    run, experiment = Run.create(load(tiny(settings)), tmp_path / "reproductions" / "a" / "fedavg" / "seed-1")
-    list(run.rounds(experiment))
+    run, experiment = create_run(load(tiny(settings)), tmp_path / "reproductions" / "a" / "fedavg" / "seed-1")
+    list(run_rounds(run, experiment))
     return run
 
 
@@ -375,7 +376,7 @@ def test_heat_maps_are_the_recorded_figures(recorded: Run) -> None:
         assert (image.norm.vmin, image.norm.vmax) == ends
         assert isinstance(image.norm, LogNorm) == (name != "angle" and ends[1] > 10 * ends[0])
         for at in range(3):
-            found = recorded.figures(at + 1)
+            found = recorded.layers(at + 1)
             factor = {"angle": 180 / math.pi, "weight": 100, "divergence": 1}[name]
             for client in range(5):
                 if client in found["clients"]:
@@ -385,7 +386,7 @@ def test_heat_maps_are_the_recorded_figures(recorded: Run) -> None:
                     assert np.ma.is_masked(drawn[client, at])
     top = [ax.get_title() for ax in figure.axes if ax.get_title()]
     assert top == recorded.layer_names
-    counts = [sum(count > 0 for count in row) for row in recorded.directory.info["data"]["table"]]
+    counts = [sum(count > 0 for count in row) for row in recorded.about.data.table]
     first = figure.axes[0]
     assert [text.get_text() for text in first.get_yticklabels()] == [f"{c} ({n})" for c, n in enumerate(counts)]
     assert {ax.get_ylabel() for ax in figure.axes} >= {"client (classes)", "angle to the\nmean update (°)"}
@@ -396,15 +397,8 @@ def test_of_many_clients_each_rounds_are_ranked(recorded: Run, monkeypatch: pyte
     maps = figures.layer_maps(recorded, "title")
     for at in range(3):
         for layer in range(len(recorded.layer_names)):
-            expected = sorted(recorded.figures(at + 1)["divergence"][:, layer], reverse=True)
+            expected = sorted(recorded.layers(at + 1)["divergence"][:, layer], reverse=True)
             assert maps.maps["divergence"][layer, :, at].tolist() == expected
-
-
-def test_a_damaged_record_is_named(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = recorded.figures(1)
-    monkeypatch.setattr(Run, "figures", lambda run, round: {**found, "angle": found["angle"][:, :1]})
-    with pytest.raises(RunDirectoryError, match="damaged"):
-        figures.layer_maps(recorded, "title")
 
 
 def test_the_first_seed_keeps_its_layers() -> None:
@@ -419,11 +413,11 @@ def test_a_run_that_was_recorded_otherwise_is_gone_on_with(tmp_path: Path) -> No
     study = Study.parse(SMALL)
     job = plan(study, [0], tmp_path)[0].job
     other = load(job.recipe.to_table(), settings={"record.layers": False})
-    run, experiment = Run.create(other, job.path)
-    rounds = run.rounds(experiment)
+    run, experiment = create_run(other, job.path)
+    rounds = run_rounds(run, experiment)
     next(rounds)
     rounds.close()
-    assert [one["round"] for one in run_cell(job)] == [2, 3]
+    assert [one["round"] for one in run_job(job)] == [2, 3]
 
 
 # --- files and the command -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from fedstrata.core.errors import UserError
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from reproductions.jobs import is_finished, run_all
 from reproductions.study import Study, plan
 from tests.support.small_study import SMALL, small

@@ -15,8 +15,10 @@ import tomli_w
 
 import fedstrata
 from fedstrata.recipes.schema import load
-from fedstrata.runs import directory as rundir
-from fedstrata.runs.runner import Run
+from fedstrata.runs import environment
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
+from fedstrata.runs.writer import last_state
 from reproductions.jobs import run_all
 from reproductions.report import measured_tables
 from reproductions.results import Results, machine, same_machine, series_of, store
@@ -88,10 +90,10 @@ def test_a_loss_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
 def test_a_run_was_made_on_all_machines_that_it_was_on(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = rundir.versions()
-    monkeypatch.setattr(rundir, "versions", lambda: here | {"processor": "A"})
+    here = environment.versions()
+    monkeypatch.setattr(environment, "versions", lambda: here | {"processor": "A"})
     fedstrata.run(tiny({"training.rounds": 1}), out=tmp_path / "run")
-    monkeypatch.setattr(rundir, "versions", lambda: here | {"processor": "C"})
+    monkeypatch.setattr(environment, "versions", lambda: here | {"processor": "C"})
     fedstrata.resume(tmp_path / "run", settings={"training.rounds": 2})
     assert machine(Run(tmp_path / "run")) == machine() | {"processor": "A, then C"}
 
@@ -239,9 +241,9 @@ def test_divergence_and_angles_are_those_of_the_updates(tmp_path: Path) -> None:
     settings = {"task.partition": {"name": "iid", "clients": 3, "samples": 12}, "training.rounds": 1}
     settings |= {"training.batch_size": 12, "record.layers": True}
     table = load(study.recipe_of(study.cells[0], "fedavg", 0).to_table(), settings=settings)
-    run, experiment = Run.create(table, tmp_path / "run")
+    run, experiment = create_run(table, tmp_path / "run")
     start = experiment.first_state().model.double().numpy()
-    list(run.rounds(experiment))
+    list(run_rounds(run, experiment))
     updates = []
     for client in range(3):
         alone = fedstrata.Task(
@@ -250,7 +252,7 @@ def test_divergence_and_angles_are_those_of_the_updates(tmp_path: Path) -> None:
             evaluation=experiment.task.evaluation,
         )
         solo = fedstrata.run(table.to_table() | {"task": {}}, task=alone, out=tmp_path / f"solo-{client}")
-        updates.append(solo.directory.latest().model.double().numpy() - start)
+        updates.append(last_state(solo.directory).model.double().numpy() - start)
     deltas = np.stack(updates)
     mean = deltas.mean(0)
     expected = np.linalg.norm(deltas - mean, axis=1).mean() / table.training.lr

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.determinism import steady
 from fedstrata.core.layers import Layers
-from fedstrata.core.training import Training
 from fedstrata.objectives import FedLap, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import FedAdp, FedLayerWise, Uniform

@@ -15,6 +15,7 @@ from fedstrata.algorithms import named
 from fedstrata.core.errors import RecipeError
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs.writer import last_state
 
 RULES = '''
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def test_rules_named_in_a_recipe(rules: str, tiny: Any, tmp_path: Path, selectio
         "weighting": {"name": f"{rules}:ByIndex", "base": 2.0},
     }
     run = fedstrata.run(tiny({"algorithm": algorithm, "engine.workers": workers}), out=tmp_path / "run")
-    figures = run.figures(3)
+    figures = run.layers(3)
     if selection == "FirstLayer":
         assert figures["mask"].tolist() == [[1, 1], [1, 0], [1, 0], [1, 0]]
         np.testing.assert_allclose(figures["weight"][:, 0], np.array([2, 3, 4, 5]) / 14)
@@ -147,7 +148,7 @@ def test_rules_named_in_a_recipe(rules: str, tiny: Any, tmp_path: Path, selectio
         assert run.history()[0]["bytes"]["feedback_numbers"] == 4 * 2
     else:
         np.testing.assert_allclose(figures["mask"], 0.5)
-    assert (run.directory.latest().objective["rounds"] == 3).all()
+    assert (last_state(run.directory).objective["rounds"] == 3).all()
     # 0.7 on 4 biases of 3140 numbers
     np.testing.assert_allclose(figures["mu"][:, 0], 0.7 * 4 / 3140, rtol=1e-6)
     assert fedstrata.resume(run.path, settings={"training.rounds": 4}).finished()
@@ -162,7 +163,7 @@ def test_rules_in_python(rules: str) -> None:
 def test_an_algorithm_of_ones_own(rules: str, tiny: Any, tmp_path: Path, cli: Any, recipe: Any) -> None:
     run = fedstrata.run(tiny(), algorithm=f"{rules}:make:mu=0.9", out=tmp_path / "run")
     assert run.layer_names == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
-    assert run.figures(1)["mu"][0].tolist() == pytest.approx([0.0, 0.9, 0.0, 0.9])
+    assert run.layers(1)["mu"][0].tolist() == pytest.approx([0.0, 0.9, 0.0, 0.9])
     assert cli("run", recipe(), "-a", f"{rules}:make", "--out", tmp_path / "cli").code == 0
     assert cli("show", tmp_path / "cli").code == 0
     answer = cli("compare", recipe(), "-a", f"fedavg,{rules}:make", "--out", tmp_path / "both")

@@ -15,11 +15,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import angle
-from fedstrata.core.rounds import aggregate
-from fedstrata.core.training import Training
 from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
 from tests.support.math import FEDAVG, cohort, image_task, run, vectors

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import fedstrata
 from fedstrata.clients.trainers.springs import Spring, mean_per_layer
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, Objective
 from fedstrata.core.checks import BadValue
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import aggregate
-from fedstrata.core.training import Training
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
-from fedstrata.runs.compare import plan, run_cell
+from fedstrata.recipes.schema import Training
+from fedstrata.runs.compare import begin_comparison, run_job
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import SampleSize
@@ -534,10 +534,12 @@ def test_a_warning_where_the_objective_never_pulls(
 
 def test_a_comparison_warns_once_an_algorithm(recipe: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = recipe({"training.epochs": 1, "training.rounds": 1})
-    comparison = plan(path, ["fedavg", "fedlap", "fedlap:refresh=step"], [0, 1, 2], out=tmp_path / "compare")
+    comparison = begin_comparison(
+        path, ["fedavg", "fedlap", "fedlap:refresh=step"], [0, 1, 2], out=tmp_path / "compare"
+    )
     assert caplog.text.count(IDLE) == 1
-    for cell in comparison.cells:
-        list(run_cell(cell))
+    for job in comparison.jobs:
+        list(run_job(job))
     assert caplog.text.count(IDLE) == 1
 
 

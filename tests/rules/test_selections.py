@@ -7,16 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, SelectsOnClient
 from fedstrata.core.checks import BadValue
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import aggregate, settle
-from fedstrata.core.training import Training
+from fedstrata.core.round import check_cohort
 from fedstrata.objectives import Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import SELECTIONS, Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.weightings import SampleSize
-from tests.support.math import cohort, image_task, run, vectors
+from tests.support.math import cohort, image_task, run, vectors, words
 
 
 def test_the_registry_and_when_each_decides() -> None:
@@ -52,9 +53,11 @@ def test_n_must_be_possible(rule: type) -> None:
         rule(n=0)
     algorithm = Algorithm(Plain(), rule(n=5), SampleSize())
     with pytest.raises(RecipeError, match="at most the clients of a round, 4"):
-        settle(algorithm, 4)
-    assert settle(algorithm, 5).selection.n == 5
-    assert settle(Algorithm(Plain(), rule(), SampleSize()), 20).selection.n == 4
+        check_cohort(algorithm, 4)
+    check_cohort(algorithm, 5)
+    check_cohort(Algorithm(Plain(), rule(), SampleSize()), 1)
+    assert rule(n=5).for_cohort(20).n == 5
+    assert rule().for_cohort(20).n == 4
 
 
 # --- FedLDF ------------------------------------------------------------------------------------------------------
@@ -149,8 +152,8 @@ def test_who_is_drawn_for_nothing_does_not_train() -> None:
     task = image_task([4, 6, 8, 10])
     algorithm = Algorithm(Plain(), RandomClients(n=2), SampleSize())
     _, (record,) = run(task, algorithm, Training(rounds=1, batch_size=4))
-    assert sorted(record.status) == ["not selected", "not selected", "ok", "ok"]
-    chosen = np.array([status == "ok" for status in record.status])
+    assert sorted(words(record)) == ["not selected", "not selected", "ok", "ok"]
+    chosen = np.array([status.kind == "ok" for status in record.status])
     assert np.isfinite(record.losses).tolist() == chosen.tolist()
     np.testing.assert_array_equal(record.layers["mask"], np.repeat(chosen[:, None], 3, 1))
 

@@ -18,18 +18,11 @@ import fedstrata
 from fedstrata.cli.compare import parse_seeds, result_tables
 from fedstrata.core.errors import RecipeError, RunDirectoryError
 from fedstrata.recipes.schema import load
-from fedstrata.runs.compare import (
-    ENOUGH_SEEDS,
-    Outcome,
-    _claim,
-    _middles_of_resamples,
-    estimate,
-    outcome,
-    paired_differences,
-    plan,
-    run_cell,
-)
-from fedstrata.runs.runner import Run
+from fedstrata.runs.compare import _claim, begin_comparison, run_job
+from fedstrata.runs.comparison import Outcome, outcome
+from fedstrata.runs.reader import Run
+from fedstrata.runs.statistics import ENOUGH_SEEDS, _middles_of_resamples, estimate, paired_differences
+from fedstrata.tasks.metric import ACCURACY
 
 INF = math.inf
 
@@ -150,21 +143,17 @@ def faked(monkeypatch: pytest.MonkeyPatch, tiny: Any, tmp_path: Path) -> Any:
     def tables(algorithms: list[str], outcomes: dict[tuple[str, int], Outcome], target: float | None) -> Any:
         seeds = sorted({seed for _, seed in outcomes})
         recipe = tiny({} if target is None else {"evaluation.target": target})
-        comparison = plan(recipe, algorithms, seeds, out=tmp_path / "compare")
-        paths = {cell.path: (cell.algorithm, cell.seed) for cell in comparison.cells}
+        comparison = begin_comparison(recipe, algorithms, seeds, out=tmp_path / "compare")
+        paths = {job.path: (job.algorithm, job.seed) for job in comparison.jobs}
 
         class Fake:
             def __init__(self, path: Path) -> None:
                 self.key = paths[Path(path)]
-                self.recipe = comparison.cells[0].recipe
-                self.metric = Run.metric.fget(FakeDirectory)  # type: ignore[attr-defined]
+                self.recipe = comparison.jobs[0].recipe
+                self.metric = ACCURACY
 
-        class FakeDirectory:
-            class directory:
-                info = {"metric": {"name": "accuracy", "direction": "max"}}  # noqa: RUF012
-
-        monkeypatch.setattr("fedstrata.runs.runner.Run", Fake)
-        monkeypatch.setattr("fedstrata.runs.compare.outcome", lambda run: outcomes[run.key])
+        monkeypatch.setattr("fedstrata.runs.reader.Run", Fake)
+        monkeypatch.setattr("fedstrata.runs.comparison.outcome", lambda run: outcomes[run.key])
         return [cells_of(table) for table in result_tables(comparison)]
 
     return tables
@@ -248,18 +237,18 @@ def test_outcomes_of_real_runs(tiny: Any, tmp_path: Path) -> None:
     assert (free.rounds_to_target, free.upload_to_target) == (None, None)
 
 
-def test_cells_are_paired_by_seed(tiny: Any, tmp_path: Path) -> None:
+def test_runs_are_paired_by_seed(tiny: Any, tmp_path: Path) -> None:
     """Runs of one seed start from the same weights and data."""
-    comparison = plan(tiny({"training.rounds": 1}), ["fedavg", "fedldf:n=2"], [0, 1], out=tmp_path / "c")
-    assert [(cell.algorithm, cell.seed) for cell in comparison.cells] == [
+    comparison = begin_comparison(tiny({"training.rounds": 1}), ["fedavg", "fedldf:n=2"], [0, 1], out=tmp_path / "c")
+    assert [(job.algorithm, job.seed) for job in comparison.jobs] == [
         ("fedavg", 0),
         ("fedldf:n=2", 0),
         ("fedavg", 1),
         ("fedldf:n=2", 1),
     ]
-    for cell in comparison.cells:
-        assert len(list(run_cell(cell))) == 1
-    tables = {(c.algorithm, c.seed): Run(c.path).directory.info["data"]["table"] for c in comparison.cells}
+    for job in comparison.jobs:
+        assert len(list(run_job(job))) == 1
+    tables = {(c.algorithm, c.seed): Run(c.path).about.data.table for c in comparison.jobs}
     assert tables["fedavg", 0] == tables["fedldf:n=2", 0] != tables["fedavg", 1]
 
 
@@ -275,7 +264,7 @@ def test_a_comparison_goes_on_where_it_was(recipe: Any, cli: Any, tmp_path: Path
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")} == stamps
     assert "round 3/3" not in again.out
     assert again.out.split("┏", 1)[1] == answer.out.split("┏", 1)[1]
-    # one cell is set back by a round, and a seed is added: only these are run
+    # one run is set back by a round, and a seed is added: only these are run
     half = out / "fedldf-n=2" / "seed-0"
     (half / "checkpoints" / "000003.safetensors").unlink()
     more = cli(*arguments, "--seeds", "0,1", "--workers", "2")
@@ -289,28 +278,28 @@ def test_a_comparison_goes_on_where_it_was(recipe: Any, cli: Any, tmp_path: Path
 
 
 def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> None:
-    def cells(out: str) -> Any:
-        return plan(tiny(), ["fedavg", "fedadp"], [0], out=tmp_path / out).cells
+    def jobs(out: str) -> Any:
+        return begin_comparison(tiny(), ["fedavg", "fedadp"], [0], out=tmp_path / out).jobs
 
-    for cell in cells("whole"):
-        list(run_cell(cell))
-    first, second = cells("stopped")
-    list(run_cell(first))
-    lines: Any = run_cell(second)
+    for job in jobs("whole"):
+        list(run_job(job))
+    first, second = jobs("stopped")
+    list(run_job(first))
+    lines: Any = run_job(second)
     next(lines)
     lines.close()
     assert not Run(second.path).finished()
-    first, second = cells("stopped")
-    assert list(run_cell(first)) == []
-    assert [line["round"] for line in run_cell(second)] == [2, 3]
+    first, second = jobs("stopped")
+    assert list(run_job(first)) == []
+    assert [line["round"] for line in run_job(second)] == [2, 3]
     for name in ("fedavg", "fedadp"):
         same_run(tmp_path / "whole" / name / "seed-0", tmp_path / "stopped" / name / "seed-0")
 
 
 def test_another_request_is_refused(tiny: Any, tmp_path: Path) -> None:
-    plan(tiny(), ["fedavg"], [0], out=tmp_path / "c")
-    plan(tiny(), ["fedavg"], [1, 2], out=tmp_path / "c")  # more seeds are the same request
-    plan(tiny({"engine.workers": 2}), ["fedavg"], [0], out=tmp_path / "c")
+    begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c")
+    begin_comparison(tiny(), ["fedavg"], [1, 2], out=tmp_path / "c")  # more seeds are the same request
+    begin_comparison(tiny({"engine.workers": 2}), ["fedavg"], [0], out=tmp_path / "c")
     for table, algorithms in (
         (tiny(), ["fedavg", "fedadp"]),
         (tiny(), ["fedprox"]),
@@ -318,28 +307,28 @@ def test_another_request_is_refused(tiny: Any, tmp_path: Path) -> None:
         (tiny({"training.lr": 0.2}), ["fedavg"]),
     ):
         with pytest.raises(RunDirectoryError, match="holds another comparison; choose another --out"):
-            plan(table, algorithms, [0], out=tmp_path / "c")
+            begin_comparison(table, algorithms, [0], out=tmp_path / "c")
     (tmp_path / "c" / "compare.json").write_text("{")
     with pytest.raises(RunDirectoryError, match=r"compare\.json is damaged"):
-        plan(tiny(), ["fedavg"], [0], out=tmp_path / "c")
+        begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c")
 
 
-def test_a_cell_of_another_recipe_is_refused(tiny: Any, tmp_path: Path) -> None:
-    (cell,) = plan(tiny(), ["fedavg"], [0], out=tmp_path / "c").cells
-    fedstrata.run(load(tiny({"training.lr": 0.3})), out=cell.path)
+def test_a_run_of_another_recipe_is_refused(tiny: Any, tmp_path: Path) -> None:
+    (job,) = begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c").jobs
+    fedstrata.run(load(tiny({"training.lr": 0.3})), out=job.path)
     with pytest.raises(RunDirectoryError, match="was run with another recipe"):
-        list(run_cell(cell))
+        list(run_job(job))
 
 
 def test_what_a_recipe_is_called_does_not_matter(tiny: Any, tmp_path: Path) -> None:
-    (cell,) = plan(tiny(), ["fedavg"], [0], out=tmp_path / "c").cells
-    rounds: Any = run_cell(cell)
+    (job,) = begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c").jobs
+    rounds: Any = run_job(job)
     next(rounds)
     rounds.close()
     table = tiny({"name": "other", "description": "told otherwise", "record.layers": False})
-    (again,) = plan(table, ["fedavg"], [0], out=tmp_path / "c").cells
-    assert again.path == cell.path
-    assert [line["round"] for line in run_cell(again)] == [2, 3]
+    (again,) = begin_comparison(table, ["fedavg"], [0], out=tmp_path / "c").jobs
+    assert again.path == job.path
+    assert [line["round"] for line in run_job(again)] == [2, 3]
 
 
 def test_the_same_request_finds_its_directory(
@@ -358,5 +347,5 @@ def test_the_same_request_finds_its_directory(
 def test_nothing_to_run(tiny: Any, tmp_path: Path) -> None:
     for algorithms, seeds in (([], [0]), (["fedavg"], []), (["fedavg", "fedavg"], [0]), (["fedavg"], [1, 1])):
         with pytest.raises(RecipeError):
-            plan(tiny(), algorithms, seeds, out=tmp_path / "c")
+            begin_comparison(tiny(), algorithms, seeds, out=tmp_path / "c")
     assert not (tmp_path / "c").exists()

@@ -21,12 +21,13 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata import runs
-from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.core.errors import RunDirectoryError
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
+from fedstrata.runs import runner
 from fedstrata.runs.files import locked
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import start_run
 from tests.support.runs import ALGORITHMS, TINY, checkpoint_content, forge_recipe
 
 
@@ -71,9 +72,10 @@ def test_a_recipe_that_someone_damaged_is_said_to_be(example: Run, tmp_path: Pat
     recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     recipe["algorithm"] = {"objective": "plain"}
     forge_recipe(tmp_path / "run", recipe)
-    with pytest.raises(RecipeError, match=r"algorithm.objective = 'plain': must be a table with a name"):
+    problem = r"recipe\.toml is damaged: algorithm.objective = 'plain': must be a table with a name"
+    with pytest.raises(RunDirectoryError, match=problem):
         Run(tmp_path / "run")
-    assert cli("show", tmp_path / "run").code not in (0, -1)
+    assert cli("show", tmp_path / "run").code == 2
 
 
 def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +83,11 @@ def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     rates = [0.1, 0.2, 0.3, 0.4]
     experiments = [build_experiment(load(tiny({"training.lr": rate}))) for rate in rates]
-    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
+    monkeypatch.setattr(runner, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
 
     def begin(one: Any) -> None:
         for _ in range(5):
-            Run.start(one)
+            start_run(one)
 
     jobs = [mp.get_context("fork").Process(target=begin, args=(one,)) for one in experiments]
     for job in jobs:
@@ -149,17 +151,18 @@ def test_a_history_line_per_round(example: Run) -> None:
         assert set(line["metrics"]) == {"test", "clients"}
         assert line["metrics"]["test"]["samples"] == 2000
         assert 0 <= line["metrics"]["test"]["accuracy"] <= 1
+        assert line["train_loss"] is not None
         assert np.isfinite(line["train_loss"])
     assert example.curve() == [(line["round"], line["metrics"]["test"]["accuracy"]) for line in history]
 
 
 def test_the_ledger_adds_up(example: Run) -> None:
-    layers = example.directory.info["layers"]
-    weights = np.array([layer["bytes"] for layer in layers])
+    layers = example.about.layers
+    weights = np.array([layer.bytes for layer in layers])
     total = 0
     for line in example.history():
         moved = line["bytes"]
-        mask = example.figures(line["round"])["mask"]
+        mask = example.layers(line["round"])["mask"]
         assert moved["up"] == (mask.sum(0) * weights).tolist()
         assert mask.sum(0).tolist() == [2, 2]
         assert moved["down"] == (3 * weights).tolist()
@@ -175,42 +178,42 @@ def test_the_ledger_adds_up(example: Run) -> None:
     assert example.summary()["upload"] == total
 
 
-def test_figures_have_shapes_and_meaning(example: Run) -> None:
+def test_records_of_layers_have_shapes_and_meaning(example: Run) -> None:
     seen: set[int] = set()
     for number in (1, 2, 3):
-        figures = example.figures(number)
-        assert set(figures) == {
+        layers = example.layers(number)
+        assert set(layers) == {
             *("angle", "smoothed_angle", "divergence", "weight", "mask", "mu", "norm", "model_angle"),
             *("clients", "sizes", "work", "loss"),
         }
         for name in ("angle", "smoothed_angle", "divergence", "weight", "mask", "mu", "norm"):
-            assert figures[name].shape == (3, 2), name
-            assert figures[name].dtype == np.float64
+            assert layers[name].shape == (3, 2), name
+            assert layers[name].dtype == np.float64
         for name in ("model_angle", "clients", "sizes", "work", "loss"):
-            assert figures[name].shape == (3,), name
-        sent = figures["mask"] > 0
-        assert set(np.unique(figures["mask"])) <= {0.0, 1.0}
-        np.testing.assert_allclose(np.nansum(figures["weight"], axis=0), 1.0)
-        assert np.all(np.nan_to_num(figures["weight"])[~sent] == 0)
-        assert np.all(figures["weight"][sent] > 0)
-        assert np.array_equal(np.isfinite(figures["angle"]), sent)
-        assert np.all((figures["angle"][sent] >= 0) & (figures["angle"][sent] <= np.pi))
-        assert np.isfinite(figures["divergence"]).all()  # fedldf: everyone reports it
-        assert np.all(figures["divergence"] > 0)
+            assert layers[name].shape == (3,), name
+        sent = layers["mask"] > 0
+        assert set(np.unique(layers["mask"])) <= {0.0, 1.0}
+        np.testing.assert_allclose(np.nansum(layers["weight"], axis=0), 1.0)
+        assert np.all(np.nan_to_num(layers["weight"])[~sent] == 0)
+        assert np.all(layers["weight"][sent] > 0)
+        assert np.array_equal(np.isfinite(layers["angle"]), sent)
+        assert np.all((layers["angle"][sent] >= 0) & (layers["angle"][sent] <= np.pi))
+        assert np.isfinite(layers["divergence"]).all()  # fedldf: everyone reports it
+        assert np.all(layers["divergence"] > 0)
         # the two that were chosen are the two that moved furthest
         for layer in range(2):
-            chosen = figures["divergence"][sent[:, layer], layer]
-            others = figures["divergence"][~sent[:, layer], layer]
+            chosen = layers["divergence"][sent[:, layer], layer]
+            others = layers["divergence"][~sent[:, layer], layer]
             assert chosen.min() >= others.max()
-        assert np.isfinite(figures["mu"]).all()
+        assert np.isfinite(layers["mu"]).all()
         if number == 1:
-            assert np.allclose(figures["mu"], 0.5)
-            assert np.array_equal(figures["smoothed_angle"][sent], figures["angle"][sent])
-        assert np.isfinite(figures["norm"][sent]).all()
-        assert (figures["sizes"] == 10).all()  # 12, of which 20 % are held out
-        assert (figures["work"] == 2).all()
-        assert np.array_equal(figures["clients"], np.unique(figures["clients"]))
-        seen |= set(figures["clients"].tolist())
+            assert np.allclose(layers["mu"], 0.5)
+            assert np.array_equal(layers["smoothed_angle"][sent], layers["angle"][sent])
+        assert np.isfinite(layers["norm"][sent]).all()
+        assert (layers["sizes"] == 10).all()  # 12, of which 20 % are held out
+        assert (layers["work"] == 2).all()
+        assert np.array_equal(layers["clients"], np.unique(layers["clients"]))
+        seen |= set(layers["clients"].tolist())
     assert seen <= {0, 1, 2, 3}
 
 
@@ -219,11 +222,11 @@ def test_mu_of_a_later_round_is_the_checkpoints(example: Run) -> None:
     _, tensors = checkpoint_content(example.path / "checkpoints" / "000002.safetensors")
     assert not torch.allclose(tensors["objective/mu"], torch.full((2,), 0.5, dtype=torch.float64))
     np.testing.assert_allclose(
-        example.figures(3)["mu"], np.broadcast_to(tensors["objective/mu"].numpy(), (3, 2)), rtol=1e-6
+        example.layers(3)["mu"], np.broadcast_to(tensors["objective/mu"].numpy(), (3, 2)), rtol=1e-6
     )
 
 
-def test_figures_agree_with_updates_worked_out_by_hand(tiny: Any, tmp_path: Path) -> None:
+def test_a_record_of_layers_agrees_with_updates_worked_out_by_hand(tiny: Any, tmp_path: Path) -> None:
     """FedAvg, one round: weights are shares of samples, and the model moved by their mean of the updates."""
     table = tiny(
         {
@@ -234,14 +237,14 @@ def test_figures_agree_with_updates_worked_out_by_hand(tiny: Any, tmp_path: Path
         }
     )
     run = fedstrata.run(table, out=tmp_path / "run")
-    figures = run.figures(1)
-    shares = figures["sizes"] / figures["sizes"].sum()
-    np.testing.assert_allclose(figures["weight"], np.repeat(shares[:, None], 2, axis=1))
+    layers = run.layers(1)
+    shares = layers["sizes"] / layers["sizes"].sum()
+    np.testing.assert_allclose(layers["weight"], np.repeat(shares[:, None], 2, axis=1))
     before = checkpoint_content(run.path / "checkpoints" / "000000.safetensors")[1]["model"].double()
     after = checkpoint_content(run.path / "checkpoints" / "000001.safetensors")[1]["model"].double()
     moved = np.array([np.linalg.norm((after - before)[:3140]), np.linalg.norm((after - before)[3140:])])
     # ⟨Δ_k, G⟩ = ‖Δ_k‖ ‖G‖ cos θ_k, and Σ p_k ⟨Δ_k, G⟩ = ‖G‖²
-    projections = (figures["weight"] * figures["divergence"] * np.cos(figures["angle"])).sum(0)
+    projections = (layers["weight"] * layers["divergence"] * np.cos(layers["angle"])).sum(0)
     np.testing.assert_allclose(projections, moved, rtol=1e-5)
 
 

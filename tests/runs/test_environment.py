@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 import fedstrata
+from fedstrata.core import determinism
 from fedstrata.core.determinism import ARITHMETIC
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.recipes import schema
 from fedstrata.recipes.schema import EngineConfig, load
-from fedstrata.runs import directory as rundir
-from fedstrata.runs.runner import Run
+from fedstrata.runs import environment
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from tests.support.runs import forge_recipe
 
 Said = Callable[[], list[str]]
@@ -55,8 +57,8 @@ def made_with(path: Path, **versions: str) -> None:
 
 
 def stop_after(table: dict[str, Any], out: Path, rounds: int) -> Path:
-    run, experiment = Run.create(load(table), out)
-    _some(run.rounds(experiment), rounds)
+    run, experiment = create_run(load(table), out)
+    _some(run_rounds(run, experiment), rounds)
     return out
 
 
@@ -147,7 +149,7 @@ def test_a_run_goes_on_with_its_own_arithmetic_only(
 ) -> None:
     path = stop_after(tiny(), tmp_path / "run", 1)
     forge(path, arithmetic=2)
-    monkeypatch.setattr(rundir, "ARITHMETIC", now)
+    monkeypatch.setattr(determinism, "ARITHMETIC", now)
     if now == 2:
         assert fedstrata.resume(path).finished()
     else:
@@ -165,8 +167,8 @@ def test_showing_an_unfinished_run_says_whether_it_can_go_on(tiny: Any, tmp_path
 
 def test_a_new_run_says_its_arithmetic(tiny: Any, tmp_path: Path) -> None:
     path = stop_after(tiny(), tmp_path / "run", 1)
-    assert info(path)["arithmetic"] == ARITHMETIC == Run(path).directory.arithmetic
-    assert fedstrata.resume(path, settings={"training.rounds": 2}).directory.arithmetic == ARITHMETIC
+    assert info(path)["arithmetic"] == ARITHMETIC == Run(path).about.arithmetic
+    assert fedstrata.resume(path, settings={"training.rounds": 2}).about.arithmetic == ARITHMETIC
 
 
 # --- torch, NumPy, CPU -----------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def test_going_on_with_another_one_is_said_and_recorded(
     name: str, tiny: Any, tmp_path: Path, cli: Any, said: Said, same_run: Any
 ) -> None:
     path = stop_after(tiny(), tmp_path / "run", 2)
-    now, old = rundir.versions(), OTHERS[name]
+    now, old = environment.versions(), OTHERS[name]
     made_with(path, **{name: old})
     assert cli("run", "--resume", path).code == 0
     change = f"{name} {old} → {now[name]}"
@@ -204,7 +206,7 @@ def test_what_decides_no_bits_is_not_said(name: str, tiny: Any, tmp_path: Path, 
 def test_strict_refuses_and_changes_nothing(tiny: Any, tmp_path: Path, cli: Any) -> None:
     path = stop_after(tiny(), tmp_path / "run", 2)
     made_with(path, torch="2.0.0", cpu="Z80")
-    now = rundir.versions()
+    now = environment.versions()
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     problem = (
         f"{path} would go on with torch 2.0.0 → {now['torch']}, cpu Z80 → {now['cpu']}: bits may differ; "
@@ -212,7 +214,7 @@ def test_strict_refuses_and_changes_nothing(tiny: Any, tmp_path: Path, cli: Any)
     )
     for command in (("run", "--resume", path), ("run", "--resume", path, "--set", "training.rounds=5")):
         assert cli(*command, "--strict") == (2, "", f"error: {problem}\n")
-    for refuses in (lambda: fedstrata.resume(path, strict=True), lambda: next(Run(path).rounds(strict=True))):
+    for refuses in (lambda: fedstrata.resume(path, strict=True), lambda: next(run_rounds(Run(path), strict=True))):
         with pytest.raises(RunDirectoryError) as caught:
             refuses()
         assert str(caught.value) == problem
@@ -229,23 +231,23 @@ def test_each_change_is_kept_with_its_round_and_one_without_a_round_is_not(
     tiny: Any, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """A computes round 1, B nothing, C rounds 2 and 3 of which the last is lost, A rounds 3 and 4, A round 5."""
-    real = rundir.versions()
+    real = environment.versions()
     machines = {name: real | {"processor": name} for name in "ABC"}
 
     def on(name: str, rounds: int) -> list[str]:
-        monkeypatch.setattr(rundir, "versions", lambda: machines[name])
-        lines = Run(path).rounds()
+        monkeypatch.setattr(environment, "versions", lambda: machines[name])
+        lines = run_rounds(Run(path))
         if rounds:
             _some(lines, rounds)
         else:  # killed when the first round begins
             with monkeypatch.context() as patch:
-                patch.setattr("fedstrata.core.rounds.fit", _killed)
+                patch.setattr("fedstrata.runs.runner.fit", _killed)
                 with pytest.raises(KeyboardInterrupt):
                     next(lines)
         return said()
 
     path = tmp_path / "run"
-    monkeypatch.setattr(rundir, "versions", lambda: machines["A"])
+    monkeypatch.setattr(environment, "versions", lambda: machines["A"])
     stop_after(tiny({"training.rounds": 5}), path, 1)
     assert on("A", 0) == []
     assert on("B", 0) == [f"{path} goes on with processor A → B: from round 2 on bits may differ"]

@@ -13,6 +13,7 @@ from torch import nn
 
 import fedstrata
 from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.runs.writer import last_state
 from fedstrata.tasks.task import Task
 from tests.support.runs import checkpoint_content
 
@@ -80,8 +81,8 @@ def test_initial_weights_from_an_export(tiny: Any, tmp_path: Path) -> None:
     settings = {"training.initial_weights": str(tmp_path / "start.safetensors"), "training.rounds": 1, "seed": 5}
     run = fedstrata.run(tiny(settings), out=tmp_path / "run")
     first = checkpoint_content(run.path / "checkpoints" / "000000.safetensors")[1]["model"]
-    assert torch.equal(first, start.directory.latest().model)
-    assert not torch.equal(run.directory.latest().model, first)
+    assert torch.equal(first, last_state(start.directory).model)
+    assert not torch.equal(last_state(run.directory).model, first)
 
 
 def test_initial_weights_of_another_model_are_refused(tiny: Any, tmp_path: Path) -> None:

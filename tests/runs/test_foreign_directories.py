@@ -20,13 +20,18 @@ from hypothesis import strategies as st
 
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
-from fedstrata.runs import compare
+from fedstrata.recipes import schema
+from fedstrata.runs import compare, comparison
 from fedstrata.runs.files import Folder, locked, write_whole
-from fedstrata.runs.runner import Run, reopen
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, reopen, run_rounds
+from tests.support import ROOT
 from tests.support.processes import process_environment
 from tests.support.runs import forge_recipe, run_content
 
 EXTEND = ("--set", "training.rounds=3")
+
+DATA = ROOT / "tests" / "data"
 
 
 @pytest.fixture
@@ -174,7 +179,7 @@ def test_no_name_leads_out_of_a_folder(steps: list[str], act: str, tmp_path: Pat
     calls = {
         "read": lambda: folder.read(name),
         "write": lambda: folder.write(name, b"mine"),
-        "append": lambda: folder.append_line(name, {}),
+        "append": lambda: folder.append_line(name, b"mine\n"),
         "remove": lambda: folder.remove(name),
         "has": lambda: folder.has(name),
         "names": lambda: folder.names(name),
@@ -201,11 +206,11 @@ def test_a_comparison_is_not_led_elsewhere(tmp_path: Path, recipe: Any, cli: Any
         refused(cli(*again), f"{tmp_path / 'out' / 'fedadp'}", "is a link" if again is not command else "")
     assert content(tmp_path / "elsewhere") == before
     with pytest.raises(RunDirectoryError, match="is a link"):  # also if the link comes when all was checked
-        list(compare.run_cell(compare.Cell("fedadp", 0, None, tmp_path / "out" / "fedadp" / "seed-0")))  # type: ignore
+        list(compare.run_job(comparison.Job("fedadp", 0, None, tmp_path / "out" / "fedadp" / "seed-0")))  # type: ignore
     about = json.loads((tmp_path / "out" / "compare.json").read_text())
     (tmp_path / "out" / "compare.json").write_text(json.dumps(about | {"algorithms": [".."]}))
     with pytest.raises(RunDirectoryError, match="is no name of a file in a folder"):
-        compare.begun_cells(tmp_path / "out")
+        comparison.begun_runs(tmp_path / "out")
 
 
 def test_the_directory_itself_may_be_a_link(run: Path, tmp_path: Path, cli: Any) -> None:
@@ -255,9 +260,9 @@ def test_rounds_are_ordered_as_numbers(run: Path) -> None:
     for name in ("999999", "1000000", "0000007"):
         (run / "checkpoints" / f"{name}.safetensors").write_bytes(b"")
     directory = Run(run).directory
-    assert directory._rounds("checkpoints") == [1, 2, 999999, 1000000]
+    assert directory.rounds("checkpoints") == [1, 2, 999999, 1000000]
     with pytest.raises(RunDirectoryError, match=r"1000000.safetensors is damaged"):
-        directory.latest()
+        directory.last_checkpoint()
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000002.safetensors", "layers/000002.safetensors", "history.jsonl"])
@@ -272,10 +277,10 @@ def test_a_file_of_another_run_is_refused_by_name(name: str, run: Path, tiny: An
     refused(cli(*command), f"{run / name}", "of another run")
 
 
-def test_figures_that_were_renamed_are_refused_by_name(run: Path) -> None:
+def test_a_record_of_layers_that_was_renamed_are_refused_by_name(run: Path) -> None:
     (run / "layers" / "000001.safetensors").replace(run / "layers" / "000002.safetensors")
     with pytest.raises(RunDirectoryError, match=r"layers/000002.safetensors is of round 1"):
-        Run(run).figures(2)
+        Run(run).layers(2)
 
 
 def test_every_file_of_a_run_says_whose_it_is(run: Path) -> None:
@@ -380,40 +385,38 @@ def test_one_damaged_run_hides_no_other(run: Path, tmp_path: Path, cli: Any, mon
     assert answer.out.count("damaged") == 2
 
 
-def test_a_run_of_the_first_format_is_shown_and_not_resumed(run: Path, cli: Any, tmp_path: Path) -> None:
-    """As version 0.1 wrote it: without an id, and with a file to lock."""
-    as_of_format_1(run)
+OF_VERSION_0_1 = {1: "has format 1", 2: "was computed with arithmetic 1 (fedstrata 0.1.0)"}
+"""Runs that the last commits of 0.1 with these formats have made (tests/data), and why they are not resumed."""
+
+
+@pytest.mark.parametrize("format", OF_VERSION_0_1)
+def test_a_run_of_version_0_1_is_shown_and_not_resumed(
+    format: int, cli: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are of the same recipe, which says `trainer` and `stack_size`, and came to the same."""
+    schema._say_ignored.cache_clear()
+    run = Path(shutil.copytree(DATA / f"run-0.1-format-{format}", tmp_path / "runs" / "old"))
     before = content(run)
+    old = Run(run)
+    assert [record.getMessage().partition(": ")[:2] for record in caplog.records] == [
+        ("engine.trainer, engine.stack_size", ": ")
+    ]
+    assert old.summary()["weights_sha256"] == "8248c33ff26d031113fd83e0a27cf8e29d2ec7a6ea8dc8811a96485938deb476"
+    assert (old.about.format, old.about.arithmetic, old.layer_names) == (format, 1, ["fc1", "fc2"])
+    assert [line["upload_total"] for line in old.history()] == [6424, 12840, 19256]
+    assert [line["lost"] for line in old.history()] == [
+        [],
+        [{"client": 0, "kind": "dropped out", "why": "dropped out"}],
+        [{"client": 1, "kind": "dropped out", "why": "dropped out"}],
+    ]
+    assert old.layers(2)["mask"].sum(0).tolist() == [1, 1]  # FedLDF's n
+    assert old.finished()
     command: tuple[object, ...]
     for command in (("show", run), ("report", run, "--out", tmp_path / "p.html"), ("export", run, tmp_path / "model")):
         assert cli(*command).code == 0
     for command in (("run", "--resume", run), ("run", "--resume", run, *EXTEND)):
-        refused(cli(*command), f"{run} has format 1", "can be shown and not resumed")
+        refused(cli(*command), f"{run} {OF_VERSION_0_1[format]}", "can be shown and not resumed")
     assert content(run) == before
-
-
-def as_of_format_1(path: Path) -> None:
-    import hashlib
-
-    from safetensors.numpy import save_file
-
-    about = json.loads((path / "run.json").read_text())
-    for key in ("id", "recipe_sha256", "arithmetic"):
-        del about[key]
-    (path / "run.json").write_text(json.dumps(about | {"format": 1}))
-    lines = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["run"]
-    (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "lock").write_text("12345\n")
-    for file in (*(path / "layers").iterdir(), *(path / "checkpoints").iterdir()):
-        tensors, metadata = Folder(file.parent).read_arrays(file.name)
-        digest = hashlib.sha256(f"round {metadata['round']};".encode())
-        for name in sorted(tensors):
-            digest.update(f"{name}:{tensors[name].shape}:torch.{tensors[name].dtype};".encode())
-            digest.update(tensors[name].tobytes())
-        known = {"format": "1", "round": metadata["round"], "sha256": digest.hexdigest()}
-        save_file(tensors, file, known if file.parent.name == "checkpoints" else None)
 
 
 # --- one process at a time -----------------------------------------------------------------------------------------
@@ -433,8 +436,8 @@ def test_deleting_whatever_is_in_the_directory_does_not_unlock_it(run: Path, cli
 
 def test_another_directory_in_the_place_of_the_one_that_is_locked(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     """A run that is moved away goes on where it is now, and does not write into what took its place."""
-    run, experiment = Run.create(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
-    rounds = run.rounds(experiment)
+    run, experiment = create_run(fedstrata.recipes.schema.load(tiny()), tmp_path / "run")
+    rounds = run_rounds(run, experiment)
     next(rounds)
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     shutil.copytree(moved, tmp_path / "run")

@@ -26,7 +26,8 @@ from torch import nn
 
 import fedstrata
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
 from tests.support.processes import assert_no_orphans, end_of, fork, wait_for_rounds
 from tests.support.runs import run_content
@@ -269,10 +270,10 @@ def test_a_full_disk_costs_nothing_that_was_done(tmp_path: Path) -> None:
     recipe = table()
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
     path = tmp_path / "full" / "run"
-    run, experiment = Run.create(load(recipe), path, task=TASK)
+    run, experiment = create_run(load(recipe), path, task=TASK)
 
     def work() -> None:
-        lines = run.rounds(experiment)
+        lines = run_rounds(run, experiment)
         next(lines)
         full_disk()
         list(lines)

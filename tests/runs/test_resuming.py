@@ -13,14 +13,16 @@ import fedstrata
 from fedstrata.clients import evaluation
 from fedstrata.core.errors import RecipeError, RunDirectoryError
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run, reopen
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, reopen, run_rounds
+from fedstrata.runs.writer import last_state
 from tests.support.runs import ALGORITHMS, run_content
 
 
 def stop_after(table: dict[str, Any], out: Path, rounds: int) -> Run:
     """Run some rounds and let go of the run, as Ctrl-C does."""
-    run, experiment = Run.create(load(table), out)
-    lines = run.rounds(experiment)
+    run, experiment = create_run(load(table), out)
+    lines = run_rounds(run, experiment)
     for _ in range(rounds):
         next(lines)
     lines.close()
@@ -76,7 +78,7 @@ def test_checkpoints_every_other_round(tiny: Any, tmp_path: Path, same_run: Any,
     """Stopped politely, nothing is lost; killed, everything after the last checkpoint is run again, the same."""
     table = tiny({"record.checkpoint_every": 2, "training.rounds": 5, "algorithm": ALGORITHMS["fedlap+fedadp"]})
     stopped = stop_after(table, tmp_path / "stopped", done)
-    assert stopped.directory.latest().round == done
+    assert last_state(stopped.directory).round == done
     shutil.copytree(tmp_path / "stopped", tmp_path / "killed")
     if done % 2:  # a kill would not have left this one
         (tmp_path / "killed" / "checkpoints" / f"{done:06d}.safetensors").unlink()
@@ -91,9 +93,9 @@ def test_checkpoints_every_other_round(tiny: Any, tmp_path: Path, same_run: Any,
 
 
 def test_an_error_between_checkpoints_loses_nothing(tiny: Any, tmp_path: Path) -> None:
-    run, experiment = Run.create(load(tiny({"record.checkpoint_every": 10, "training.rounds": 9})), tmp_path / "run")
+    run, experiment = create_run(load(tiny({"record.checkpoint_every": 10, "training.rounds": 9})), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        for line in run.rounds(experiment):
+        for line in run_rounds(run, experiment):
             if line["round"] == 4:
                 raise KeyboardInterrupt
     # the generator may only now be let go of
@@ -142,8 +144,8 @@ def test_shortening_to_what_is_done_finishes_a_run(tiny: Any, tmp_path: Path, sa
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_figures_of_a_round_that_never_was_are_dropped(tiny: Any, tmp_path: Path, same_run: Any) -> None:
-    """Killed after the figures of round 3 and before its line, then shortened to two rounds."""
+def test_a_record_of_a_round_that_never_was_are_dropped(tiny: Any, tmp_path: Path, same_run: Any) -> None:
+    """Killed after the layers of round 3 and before its line, then shortened to two rounds."""
     stop_after(tiny(), tmp_path / "run", 2)
     shutil.copy(tmp_path / "run/layers/000002.safetensors", tmp_path / "run/layers/000003.safetensors")
     fedstrata.resume(tmp_path / "run", settings={"training.rounds": 2})
@@ -163,7 +165,7 @@ def test_stop_at_target(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     assert run.finished()
     assert run.summary()["rounds_to_target"] == reaching
     assert run.summary()["upload_to_target"] == run.history()[-1]["upload_total"]
-    assert run.directory.latest().round == reaching
+    assert last_state(run.directory).round == reaching
     assert fedstrata.resume(run.path).history() == run.history()
     # letting go of the target goes on to the end
     fedstrata.resume(run.path, settings={"evaluation.stop_at_target": False})
@@ -234,7 +236,7 @@ def test_interrupted_while_evaluating_keeps_all_whole_rounds(
         fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
     run = fedstrata.Run(tmp_path / "run")
     assert len(run.history()) == 3
-    assert run.directory.latest().round == 3
+    assert last_state(run.directory).round == 3
 
 
 @pytest.mark.parametrize("call", ["fsync", "close"])
@@ -255,7 +257,7 @@ def test_interrupted_once_a_line_is_written_keeps_its_round(
     with pytest.raises(KeyboardInterrupt):
         fedstrata.run(tiny({"training.rounds": 6, "record.checkpoint_every": 5}), out=tmp_path / "run")
     run = fedstrata.Run(tmp_path / "run")
-    assert len(run.history()) == run.directory.latest().round == 4
+    assert len(run.history()) == last_state(run.directory).round == 4
 
 
 def test_a_run_goes_on_from_its_checkpoint_not_from_its_initial_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata.core.errors import RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.core.record import RoundFailed
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe, load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.writer import last_state
 from tests.support.runs import ALGORITHMS, run_content
 
 
@@ -34,25 +37,25 @@ def test_another_seed_is_another_run(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_recording_layers_changes_no_bit(tiny: Any, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"algorithm": ALGORITHMS["combination"]}
-    with_figures = fedstrata.run(tiny(settings), out=tmp_path / "with")
+    settings = {"algorithm": ALGORITHMS["combination"]}
+    recorded = fedstrata.run(tiny(settings), out=tmp_path / "with")
     without = fedstrata.run(tiny(settings | {"record.layers": False}), out=tmp_path / "without")
-    assert with_figures.summary()["weights_sha256"] == without.summary()["weights_sha256"]
-    assert run_content(with_figures.path)["history"] == run_content(without.path)["history"]
+    assert recorded.summary()["weights_sha256"] == without.summary()["weights_sha256"]
+    assert run_content(recorded.path)["history"] == run_content(without.path)["history"]
     assert list((without.path / "layers").iterdir()) == []
-    with pytest.raises(RunDirectoryError, match="no per-layer figures of round 1"):
-        without.figures(1)
+    with pytest.raises(RunDirectoryError, match="no record of the layers in round 1"):
+        without.layers(1)
 
 
 def test_float64(tiny: Any, tmp_path: Path) -> None:
     run = fedstrata.run(tiny({"engine.dtype": "float64"}), out=tmp_path / "run")
-    assert run.directory.latest().model.dtype == torch.float64
-    info = run.directory.info
-    assert info["resolved"]["dtype"] == "float64"
-    assert info["layers"][0]["bytes"] == 8 * info["layers"][0]["numbers"]
-    assert run.history()[0]["bytes"]["up"][0] == 4 * info["layers"][0]["bytes"]
+    assert last_state(run.directory).model.dtype == torch.float64
+    first = run.about.layers[0]
+    assert json.loads((run.path / "run.json").read_text())["resolved"]["dtype"] == "float64"
+    assert first.bytes == 8 * first.numbers
+    assert run.history()[0]["bytes"]["up"][0] == 4 * first.bytes
     single = fedstrata.run(tiny(), out=tmp_path / "single")
-    assert torch.allclose(run.directory.latest().model.float(), single.directory.latest().model, atol=1e-4)
+    assert torch.allclose(last_state(run.directory).model.float(), last_state(single.directory).model, atol=1e-4)
 
 
 def test_too_few_replies_stop_the_run_with_a_reason_and_resume_would_go_on(tiny: Any, tmp_path: Path) -> None:
@@ -62,7 +65,7 @@ def test_too_few_replies_stop_the_run_with_a_reason_and_resume_would_go_on(tiny:
     run = Run(tmp_path / "run")
     assert run.history() == []
     assert not run.finished()
-    assert run.directory.latest().round == 0
+    assert last_state(run.directory).round == 0
 
 
 def test_a_round_that_is_tried_again_says_so_and_pays_for_both(tiny: Any, tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_a_round_that_is_tried_again_says_so_and_pays_for_both(tiny: Any, tmp_pa
     run = fedstrata.run(table, out=tmp_path / "run")
     lines = run.history()
     assert max(line["attempt"] for line in lines) > 0
-    whole = sum(layer["bytes"] for layer in run.directory.info["layers"])
+    whole = sum(layer.bytes for layer in run.about.layers)
     for line in lines:
         assert line["replies"] == 4
         assert sum(line["bytes"]["down"]) == 4 * whole * (line["attempt"] + 1)

@@ -13,7 +13,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedstrata.engines.flower.client import app
+from fedstrata.nodes.client import app
 
 Fault = Callable[[Message, Message], Message | None]
 """From an order and the node's true reply to what comes back: another reply, or nothing."""

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.core.messages import Order, Reply
+from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.engines import local
 from fedstrata.runs import compare
 from fedstrata.tasks.metric import ACCURACY, Metric
@@ -152,7 +152,7 @@ def doom(moments: Moments) -> None:
         passing("starting")
         work(DoomedClient(client, moments), post, begun, at, DoomedPipe(pipe, moments), inherited)
 
-    def doomed_exchange(self: local.LocalEngine, orders: Sequence[Order]) -> Iterator[Reply]:
+    def doomed_exchange(self: local.LocalEngine, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         moments.arm(self)
         yield from exchange(self, orders)
 
@@ -238,8 +238,8 @@ def comparison(path: Path) -> None:
     """Two algorithms on digits, with the trainer that perceptrons have."""
     recipe = TINY | {"training": {"rounds": 4, "epochs": 4, "batch_size": 6, "lr": 0.1}, "engine": {"workers": 2}}
     (path / "recipe.toml").write_text(tomli_w.dumps(recipe), encoding="utf-8")
-    for cell in compare.plan(path / "recipe.toml", ["fedlayerwise", "fedldf"], [0], out=path / "run").cells:
-        list(compare.run_cell(cell))
+    for job in compare.begin_comparison(path / "recipe.toml", ["fedlayerwise", "fedldf"], [0], out=path / "run").jobs:
+        list(compare.run_job(job))
 
 
 FEDLDF = {"name": "fedldf", "n": 2}

@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[2] / "src"
@@ -146,7 +146,7 @@ class Federation:
         return out
 
 
-def history(out: Path) -> list[dict[str, Any]]:
+def history(out: Path) -> list[Any]:
     """A run's rounds, as far as it went."""
     return Run(out).history() if (out / "history.jsonl").exists() else []
 

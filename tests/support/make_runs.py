@@ -1,4 +1,4 @@
-"""Run directories with figures that a test chooses, without training."""
+"""Run directories with numbers that a test chooses, without training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core.rounds import Ledger, RoundRecord, ServerState
+from fedstrata.core.messages import OK
+from fedstrata.core.record import Ledger, RoundRecord
+from fedstrata.core.state import ServerState
 from fedstrata.recipes.schema import load
-from fedstrata.runs.directory import RunDirectory
+from fedstrata.runs.writer import RunWriter, make_directory
 
-FIGURES = ("angle", "smoothed_angle", "divergence", "norm", "weight", "mu", "mask")
+QUANTITIES = ("angle", "smoothed_angle", "divergence", "norm", "weight", "mu", "mask")
 
 
 def make_run(
@@ -31,8 +33,8 @@ def make_run(
     lost: Mapping[int, Sequence[tuple[int, str]]] | None = None,
     data: Mapping[str, Any] | None = None,
     name: str = "made",
-) -> RunDirectory:
-    """Random figures, a tenth of them missing; `done` rounds of `rounds`; `lost` replies by round."""
+) -> RunWriter:
+    """Random numbers, a tenth of them missing; `done` rounds of `rounds`; `lost` replies by round."""
     settings = {"training.rounds": rounds, **(settings or {})}
     recipe = load({"name": name}, algorithm=algorithm, settings=settings, seed=seed)
     width, draw = len(layers), np.random.default_rng([seed, clients, rounds])
@@ -46,27 +48,28 @@ def make_run(
         ],
         "data": dict(data or {}),
     }
-    directory = RunDirectory.create(path, recipe, info, ServerState(0, torch.zeros(1), {}, {}, {}))
+    make_directory(path, recipe, info, ServerState(0, torch.zeros(1), {}, {}, {}))
+    directory = RunWriter(path)
     upload = 0
     for round in range(1, (rounds if done is None else done) + 1):
         cohort = np.sort(draw.choice(clients, sampled or clients, replace=False)).astype(np.int64)
         shape = (len(cohort), width)
-        figures = {figure: draw.uniform(0, 1, shape) * 10.0 ** draw.integers(-3, 2, shape) for figure in FIGURES}
-        for values in figures.values():
+        record = {name: draw.uniform(0, 1, shape) * 10.0 ** draw.integers(-3, 2, shape) for name in QUANTITIES}
+        for values in record.values():
             values[draw.uniform(size=shape) < 0.1] = np.nan
-        record = RoundRecord(
+        whole = RoundRecord(
             round=round,
             attempt=0,
             clients=cohort,
-            status=("ok",) * len(cohort),
+            status=(OK,) * len(cohort),
             sizes=np.full(len(cohort), 10),
             work=np.full(len(cohort), 2),
             losses=np.full(len(cohort), 0.5),
             ledger=Ledger(up=torch.zeros(width), down=torch.zeros(width)),
             seconds=0.5,
-            layers={**figures, "model_angle": np.zeros(len(cohort))},
+            layers={**record, "model_angle": np.zeros(len(cohort))},
         )
-        directory.store_figures(record)
+        directory.store_layers(whole)
         up = [100 * round + at for at in range(width)]
         upload += sum(up) + 8
         value = round / (rounds + 1) if accuracy is None else accuracy[round - 1]

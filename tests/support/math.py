@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +15,15 @@ from fedstrata.clients.client import Client
 from fedstrata.clients.setup import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import Cohort
+from fedstrata.core.fit import Plan, fit
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import Plan, RoundRecord, ServerState, fit, initial_state
-from fedstrata.core.training import Training
+from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.record import RoundRecord
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import SampleSize
@@ -115,9 +118,9 @@ def prepare(
     build = partial(build_model, task, seed, dtype)
     model = build()
     layers = Layers.of(model, algorithm.grouping if grouping is None else grouping)
-    setup = Setup(task, layers, algorithm.objective, algorithm.selection, training, seed, build)
+    setup = Setup(task, layers, algorithm.objective, algorithm.selection, training.local, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
-    return setup, Plan(layers, training, seed), state
+    return setup, Plan(layers, training.rounds, training.participation, training.local, seed), state
 
 
 def run(
@@ -136,24 +139,26 @@ def run(
 class FaultyEngine:
     """A client in this process whose replies pass through `change(reply, order)`; None is a reply that never comes."""
 
-    def __init__(self, setup: Setup, change: Callable[[Reply, Order], Reply | None] = lambda reply, order: reply):
+    def __init__(self, setup: Setup, change: Callable[[Reply, Order], Answer | None] = lambda reply, order: reply):
         self.sizes = setup.task.sizes()
         self.client, self.change = Client(setup), change
         self.orders: list[Order] = []
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         self.orders += orders
         for order in orders:
-            reply = self.change(self.client.answer(order), order)
-            if reply is not None:
-                yield reply
+            answer: Answer | None = self.client.answer(order)
+            if isinstance(answer, Reply):
+                answer = self.change(answer, order)
+            if answer is not None:
+                yield order, answer
 
 
 def fit_faulty(
     task: Task,
     algorithm: Algorithm,
     training: Training,
-    change: Callable[[Reply, Order], Reply | None] = lambda reply, order: reply,
+    change: Callable[[Reply, Order], Answer | None] = lambda reply, order: reply,
     **options: object,
 ) -> tuple[FaultyEngine, list[ServerState], list[RoundRecord]]:
     """Like `run`, on a `FaultyEngine`."""
@@ -166,9 +171,61 @@ def fit_faulty(
     return engine, states, records
 
 
+def words(record: RoundRecord) -> tuple[str, ...]:
+    """What became of each client, in words."""
+    return tuple(map(str, record.status))
+
+
+def by_client(record: RoundRecord) -> dict[int, str]:
+    """The same, by the clients' names."""
+    return dict(zip(record.clients.tolist(), words(record), strict=True))
+
+
+def missing(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, Status]]:
+    """Who is missing, as a line of a run's history has it in `lost` or `unmeasured`."""
+    return [(entry["client"], Status(entry["kind"], entry["reason"])) for entry in entries]
+
+
 def poisoned(reply: Reply, value: float) -> Reply:
     """The same reply with one number of its update replaced."""
     assert reply.update is not None
     update = reply.update.clone()
     update[0] = value
     return replace(reply, update=update)
+
+
+def double(values: object) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+class Watched:
+    """Data that remembers how it was read."""
+
+    def __init__(self, size: int, log: list[np.ndarray], fail: Exception | None = None) -> None:
+        draw = torch.Generator().manual_seed(size)
+        self.inputs = torch.randn(size, 3, generator=draw, dtype=torch.float64)
+        self.targets = torch.randint(0, 2, (size,), generator=draw)
+        self.log, self.fail = log, fail
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        if self.fail is not None:
+            raise self.fail
+        self.log.append(indices.copy())
+        return self.inputs[torch.from_numpy(indices)], self.targets[torch.from_numpy(indices)]
+
+
+def watched_task(*sizes: int) -> tuple[Task, list[list[np.ndarray]]]:
+    logs: list[list[np.ndarray]] = [[] for _ in sizes]
+    return Task(lambda: nn.Linear(3, 2), [Watched(n, log) for n, log in zip(sizes, logs, strict=True)]), logs
+
+
+FOUR = linear_task([5, 6, 7, 8])
+
+
+def without(client: int, sizes=(5, 6, 7, 8)) -> Task:
+    """FOUR with one client's data taken away: what a round without it looks like."""
+    empty = (torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
+    return replace(FOUR, clients=[empty if at == client else FOUR.clients[at] for at in range(len(sizes))])

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstrata.engines.flower.client import app as honest
+from fedstrata.nodes.client import app as honest
 
 PLAN = "MISBEHAVIOUR"
 """An environment variable: a JSON file with {client: {round: fault}}."""

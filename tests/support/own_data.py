@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import fedstrata
 from fedstrata.core import rng
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from fedstrata.tasks.models import mlp
 from tests.support import node_data
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedstrata.core import rng
-from fedstrata.core.training import Training
+from fedstrata.recipes.schema import Training
 from fedstrata.tasks.task import Task
 
 Model = dict[str, np.ndarray]
@@ -230,7 +230,7 @@ def run(
     sizes = task.sizes()
     rounds: list[Round] = []
     for number in range(1, training.rounds + 1):
-        clients = [int(k) for k in training.sample(sizes, seed, number, 0)]
+        clients = [int(k) for k in training.participation.sample(sizes, seed, number, 0)]
         masks = None
         if rules.draw is not None:
             masks = rules.draw(len(clients), grouping, rng.generator(seed, "selection", round=number, attempt=0))

@@ -44,13 +44,13 @@ def checkpoint_content(path: Path) -> tuple[dict[str, str], dict[str, torch.Tens
 
 def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = True) -> dict[str, Any]:
     """Everything in a run directory that is the same in two runs of one experiment, in a form that compares."""
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.reader import Run
 
     run, folder = Run(path), Path(path)
     history = [{key: value for key, value in line.items() if key != "seconds"} for line in run.history()]
     figures = {
         file.name: {
-            name: (v.dtype.str, v.shape, v.tobytes()) for name, v in run.figures(int(file.name.split(".")[0])).items()
+            name: (v.dtype.str, v.shape, v.tobytes()) for name, v in run.layers(int(file.name.split(".")[0])).items()
         }
         for file in sorted((folder / "layers").iterdir())
     }

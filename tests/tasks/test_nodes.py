@@ -15,7 +15,7 @@ import torch
 from fedstrata.core.errors import DataError, RecipeError
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.runner import create_run
 from fedstrata.tasks.config import NodesConfig
 from fedstrata.tasks.nodes import own_task, read_own_folder
 from fedstrata.tasks.partitions import split
@@ -355,7 +355,7 @@ def test_it_cannot_be_run_where_the_data_is_not(
 ) -> None:
     table = recipe_of_nodes(tiny) | {"engine": {"name": engine}}
     with pytest.raises(RecipeError, match=r"task\.dataset = 'nodes'.*flower init"):
-        Run.create(load(table), tmp_path / "run")
+        create_run(load(table), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -45,7 +45,7 @@ import torch, fedstrata
 data = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(4)]
 task = fedstrata.Task(model=lambda: torch.nn.Linear(3, 2), clients=data, evaluation={"test": data[0]})
 run = fedstrata.run({"training": {"rounds": 2}}, task=task, algorithm="fedlayerwise", out="run")
-print(run.summary()["accuracy"], run.figures(2)["angle"])
+print(run.summary()["accuracy"], run.layers(2)["angle"])
 """
     assert len(code.strip().splitlines()) < 10
     names: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def test_a_recipe_names_a_function(user_module: Any, tmp_path: Path, cli: Any) -
     assert "mse" in answer.out
     assert "rounds to 1.5" in answer.out
     run = fedstrata.Run(tmp_path / "run")
-    assert run.directory.info["clients"] == 4
+    assert run.about.clients == 4
     # the recipe is enough to go on
     assert cli("run", "--resume", tmp_path / "run", "--set", "training.rounds=4").code == 0
     assert cli("export", tmp_path / "run", tmp_path / "m.safetensors").code == 0
@@ -169,11 +169,10 @@ def test_a_recipe_names_a_data_set_and_a_model(user_module: Any, tmp_path: Path)
         }
     }
     run = fedstrata.run(table, out=tmp_path / "run")
-    info = run.directory.info
-    assert [layer["name"] for layer in info["layers"]] == ["body", "head"]
-    assert info["layers"][0]["numbers"] == 2 * 5 + 5
-    assert info["data"]["dataset"] == "my_data:load"
-    assert np.array(info["data"]["table"]).sum() == 60
+    assert run.layer_names == ["body", "head"]
+    assert run.about.layers[0].numbers == 2 * 5 + 5
+    assert run.about.data.dataset == "my_data:load"
+    assert np.array(run.about.data.table).sum() == 60
     assert run.history()[0]["metrics"]["test"]["samples"] == 20
     table["task"] = table["task"] | {"model": {"name": "my_data:fixed"}}
     assert fedstrata.run(table, out=tmp_path / "fixed").layer_names == ["(root)"]
@@ -204,7 +203,7 @@ def test_clients_without_data_are_never_asked(blobs: Any, tmp_path: Path) -> Non
     empty = (torch.empty(0, 2), torch.empty(0, dtype=torch.int64))
     task = Task(model=linear, clients=[blobs(5, 0), empty, blobs(6, 1)], evaluation={"test": blobs(9, 9)})
     run = fedstrata.run(QUICK, task=task, out=tmp_path / "run")
-    assert run.figures(1)["clients"].tolist() == [0, 2]
+    assert run.layers(1)["clients"].tolist() == [0, 2]
     assert run.history()[0]["clients"] == 2
 
 
@@ -255,7 +254,7 @@ def test_classes_are_counted_where_targets_are_class_numbers(tmp_path: Path) -> 
     noted = Task(linear, [(x, y)], name="digits", notes={"table": [[5]], "source": "mine"}).described()
     assert noted == {"table": [[5]], "class_names": ["0"], "source": "mine", "dataset": "digits"}
     run = fedstrata.run(QUICK, task=Task(lambda: nn.Linear(2, 3), [(x, y)], {"test": (x, y)}), out=tmp_path / "run")
-    assert run.directory.info["data"]["table"] == [[2, 1, 2]]
+    assert run.about.data.table == [[2, 1, 2]]
 
 
 @pytest.mark.parametrize("notes", [{"source": "my own"}, {"table": [[2, 3]]}, {}], ids=str)

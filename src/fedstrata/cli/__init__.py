@@ -8,7 +8,7 @@ import typer
 
 from fedstrata.cli import compare, data, flower, report, run, show, terminal
 from fedstrata.core.errors import FedstrataError, UserError
-from fedstrata.processes import keep_memory, stop_when_asked
+from fedstrata.processes import hold_collection, keep_memory, stop_when_asked
 
 app = typer.Typer(
     name="fedstrata",
@@ -58,6 +58,7 @@ def main(commands: typer.Typer = app) -> None:
     terminal.prepare()
     stop_when_asked()
     keep_memory()
+    hold_collection()
     try:
         code = commands(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -17,10 +17,11 @@ from rich.table import Table
 from fedstrata.cli.options import Data, Settings, Workers
 from fedstrata.cli.terminal import Console
 from fedstrata.core.errors import UserError
-from fedstrata.formatting import figure, size
+from fedstrata.formatting import number, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs.compare import Cell, Comparison, Outcome
+    from fedstrata.runs.comparison import Comparison, Job, Outcome
+    from fedstrata.runs.formats import Line
 
 
 def compare_command(
@@ -46,11 +47,12 @@ def compare_command(
 
     fedstrata compare quickstart --algorithms fedavg,fedadp,fedlayerwise --seeds 0..4
     """
-    from fedstrata.runs.compare import plan, write_results
+    from fedstrata.runs.compare import begin_comparison
+    from fedstrata.runs.comparison import write_results
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    comparison = plan(recipe, names, parse_seeds(seeds), settings=changes, out=out, data=data)
+    comparison = begin_comparison(recipe, names, parse_seeds(seeds), settings=changes, out=out, data=data)
     console = Console()
     try:
         _run_all(console, comparison, data)
@@ -64,9 +66,12 @@ def compare_command(
 
 def show_comparison(console: Console, path: Path) -> None:
     """The tables of a comparison that was run before."""
-    from fedstrata.runs.compare import reopen_comparison
+    from fedstrata.runs.comparison import read_comparison
 
-    show_tables(console, reopen_comparison(path))
+    comparison, problems = read_comparison(path)
+    show_tables(console, comparison)
+    for problem in problems:
+        console.print(f"left out: {problem}", soft_wrap=True)
 
 
 def show_tables(console: Console, comparison: Comparison) -> None:
@@ -90,8 +95,8 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _run_all(console: Console, comparison: Comparison, data: Path | None) -> None:
-    from fedstrata.runs.compare import run_cell
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.compare import run_job
+    from fedstrata.runs.reader import Run
 
     progress = Progress(
         "{task.description}",
@@ -101,54 +106,55 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
         TimeRemainingColumn(),
         console=console,
     )
-    total = sum(cell.recipe.training.rounds for cell in comparison.cells)
+    total = sum(job.recipe.training.rounds for job in comparison.jobs)
     bar = progress.add_task("rounds", total=total)
-    latest: dict[tuple[str, int], dict[str, Any]] = {}
+    latest: dict[tuple[str, int], Line] = {}
     live = Live(Group(progress), console=console, auto_refresh=False)  # no thread is alive when workers are forked
     if console.is_terminal:
         live.start(refresh=True)
     try:
-        for cell in comparison.cells:
+        for job in comparison.jobs:
             if not console.is_terminal:
-                console.print(f"{cell.algorithm}, seed {cell.seed}")
-            done = len(Run(cell.path).history()) if (cell.path / "run.json").exists() else 0
+                console.print(f"{job.algorithm}, seed {job.seed}")
+            done = len(Run(job.path).history()) if (job.path / "run.json").exists() else 0
             progress.advance(bar, done)
-            for line in run_cell(cell, data):
-                latest[cell.algorithm, cell.seed] = line
+            for line in run_job(job, data):
+                latest[job.algorithm, job.seed] = line
                 progress.advance(bar)
                 done += 1
                 if console.is_terminal:
                     live.update(Group(_live_table(comparison, latest), progress), refresh=True)
-                elif line["round"] % max(1, cell.recipe.training.rounds // 5) == 0:
-                    console.print(f"  {_progress_line(cell, line)}")
-            progress.advance(bar, cell.recipe.training.rounds - done)  # stopped early at its target
+                elif line["round"] % max(1, job.recipe.training.rounds // 5) == 0:
+                    console.print(f"  {_progress_line(job, line)}")
+            progress.advance(bar, job.recipe.training.rounds - done)  # stopped early at its target
     finally:
         if console.is_terminal:
             live.stop()
 
 
-def _progress_line(cell: Cell, line: dict[str, Any]) -> str:
-    measured = line["metrics"].get(cell.recipe.evaluation.on[0], {})
-    shown = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
-    return f"round {line['round']}/{cell.recipe.training.rounds}  {shown}  uploaded {size(line['upload_total'])}"
+def _progress_line(job: Job, line: Line) -> str:
+    measured = line["metrics"].get(job.recipe.evaluation.on[0], {})
+    shown = "  ".join(f"{name} {number(value)}" for name, value in list(measured.items())[:2])
+    return f"round {line['round']}/{job.recipe.training.rounds}  {shown}  uploaded {size(line['upload_total'])}"
 
 
-def _live_table(comparison: Comparison, latest: dict[tuple[str, int], dict[str, Any]]) -> Table:
+def _live_table(comparison: Comparison, latest: dict[tuple[str, int], Line]) -> Table:
     table = Table("algorithm", "seed", "round", "now", "uploaded")
-    for cell in [cell for cell in comparison.cells if (cell.algorithm, cell.seed) in latest][-30:]:
-        line = latest[cell.algorithm, cell.seed]
-        measured = line["metrics"].get(cell.recipe.evaluation.on[0], {})
-        now = "  ".join(f"{name} {figure(value)}" for name, value in list(measured.items())[:2])
-        table.add_row(cell.algorithm, str(cell.seed), str(line["round"]), now, size(line["upload_total"]))
+    for job in [job for job in comparison.jobs if (job.algorithm, job.seed) in latest][-30:]:
+        line = latest[job.algorithm, job.seed]
+        measured = line["metrics"].get(job.recipe.evaluation.on[0], {})
+        now = "  ".join(f"{name} {number(value)}" for name, value in list(measured.items())[:2])
+        table.add_row(job.algorithm, str(job.seed), str(line["round"]), now, size(line["upload_total"]))
     return table
 
 
 def result_tables(comparison: Comparison) -> list[Table]:
     """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
-    from fedstrata.runs.compare import estimate, outcome, paired_differences, written_differences
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.comparison import outcome
+    from fedstrata.runs.reader import Run
+    from fedstrata.runs.statistics import estimate, paired_differences, written_differences
 
-    runs = {(cell.algorithm, cell.seed): Run(cell.path) for cell in comparison.cells}
+    runs = {(job.algorithm, job.seed): Run(job.path) for job in comparison.jobs}
     results = {key: outcome(run) for key, run in runs.items()}
     first = next(iter(runs.values()))
     target, metric, limit = first.recipe.evaluation.target, first.metric.name, results[next(iter(results))].limit

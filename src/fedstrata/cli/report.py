@@ -30,7 +30,9 @@ def report_command(
     """
     from fedstrata.report import write
 
-    count = write(directories, out)
+    count, left_out = write(directories, out)
+    for problem in left_out:
+        say(f"left out: {problem}")
     say(f"wrote {out} ({size(count)})")
     if show:
         import webbrowser

@@ -12,10 +12,10 @@ from fedstrata.cli.options import Algorithm, Data, Engine, Seed, Settings, Worke
 from fedstrata.cli.tables import LiveTable
 from fedstrata.cli.terminal import Console
 from fedstrata.core.errors import DiskFull, FedstrataError, UserError
-from fedstrata.formatting import figure, size
+from fedstrata.formatting import number, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.reader import Run
 
 
 def run_command(
@@ -56,7 +56,7 @@ def run_command(
     torch, NumPy or CPU the last bits may differ: this is said and recorded, and with --strict refused.
     """
     from fedstrata.recipes.schema import load
-    from fedstrata.runs.runner import Run, reopen
+    from fedstrata.runs.runner import create_run, reopen
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     changes += [f"engine.name={engine}"] if engine is not None else []
@@ -78,18 +78,20 @@ def run_command(
         raise UserError("--strict: goes with --resume only")
     if recipe is None:
         raise UserError("RECIPE is missing: a .toml file or a name from `fedstrata list`, or --resume DIR")
-    new, experiment = Run.create(load(recipe, algorithm=algorithm, settings=changes, seed=seed), out, data=data)
+    new, experiment = create_run(load(recipe, algorithm=algorithm, settings=changes, seed=seed), out, data=data)
     follow(console, new, experiment=experiment)
 
 
 def follow(console: Console, run: Run, **options: Any) -> None:
     """Run what is left, with a live table, and say at the end what came out and where it is."""
+    from fedstrata.runs.runner import run_rounds
+
     recipe = run.recipe
     title = f"{recipe.name}: {recipe.label}, seed {recipe.seed}"
     table = LiveTable(console, title, run.metric.name, recipe.evaluation.on[0], recipe.training.rounds)
     try:
         with table:
-            for line in run.rounds(**options):
+            for line in run_rounds(run, **options):
                 table.add(line)
     except KeyboardInterrupt:
         history = run.history()
@@ -114,7 +116,7 @@ def summary_table(run: Run) -> Table:
     table.add_row("rounds", str(summary["rounds"]))
     measured = summary["measured_in_round"]
     when = "" if measured in (None, summary["rounds"]) else f" in round {measured}"
-    table.add_row(metric, f"{figure(summary[metric])}{when} (best {figure(summary['best'])})")
+    table.add_row(metric, f"{number(summary[metric])}{when} (best {number(summary['best'])})")
     if target is not None:
         reached = summary["rounds_to_target"]
         table.add_row(f"rounds to {target:g}", str(reached) if reached else f"not reached in {summary['rounds']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +15,13 @@ from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import partition_table
 from fedstrata.cli.terminal import Console, say
 from fedstrata.core.errors import FedstrataError, RunDirectoryError, UserError
-from fedstrata.formatting import figure, size
+from fedstrata.formatting import number, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs.runner import Run
+    import numpy as np
+
+    from fedstrata.runs.formats import Line, Lost
+    from fedstrata.runs.reader import Run
 
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
 
@@ -27,7 +31,7 @@ def show_command(directory: RunDir) -> None:
 
     Of a comparison's directory, show the tables that `fedstrata compare` ended with.
     """
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.reader import Run
 
     console = Console()
     if (directory / "compare.json").exists():
@@ -41,23 +45,28 @@ def show_command(directory: RunDir) -> None:
         console.print("no round is done yet")
         return
     console.print(summary_table(run))
-    if not run.finished():
+    if not run.finished(history):
         console.print(f"not finished; {_how_to_go_on(run)}", soft_wrap=True)
     for first, changes in run.directory.changes(done=history[-1]["round"]):
         console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
     console.print(_layer_table(run, history))
-    for field, title in (("lost", "lost replies"), ("unmeasured", "evaluations that failed")):
-        lost = [(line["round"], entry) for line in history for entry in line.get(field, ())]
-        if lost:
-            table = Table("round", "client", "why", title=f"{len(lost)} {title}")
-            for number, entry in lost[-10:]:
-                table.add_row(str(number), str(entry["client"]), entry["why"])
-            console.print(table)
-    data = run.directory.info["data"]
-    if "table" in data:
-        console.print(partition_table(data["table"], data.get("class_names", ()), rows=12))
-    if "source" in data:
-        console.print(f"data: {data.get('dataset', 'its own')} ({data['source']})")
+    _print_lost(console, "lost replies", [(line["round"], who) for line in history for who in line["lost"]])
+    _print_lost(
+        console, "evaluations that failed", [(line["round"], who) for line in history for who in line["unmeasured"]]
+    )
+    data = run.about.data
+    if data.table is not None:
+        console.print(partition_table(data.table, data.class_names, rows=12))
+    if data.source is not None:
+        console.print(f"data: {data.dataset} ({data.source})")
+
+
+def _print_lost(console: Console, title: str, lost: Sequence[tuple[int, Lost]]) -> None:
+    if lost:
+        table = Table("round", "client", "why", title=f"{len(lost)} {title}")
+        for number, who in lost[-10:]:
+            table.add_row(str(number), str(who["client"]), who["why"])
+        console.print(table)
 
 
 def _how_to_go_on(run: Run) -> str:
@@ -68,42 +77,48 @@ def _how_to_go_on(run: Run) -> str:
     return f"go on with: fedstrata run --resume {run.path}"
 
 
-def _layer_table(run: Run, history: list[dict[str, Any]]) -> Table:
+def _layer_table(run: Run, history: Sequence[Line]) -> Table:
     """Each layer in the last round: medians over clients, and what was uploaded of it so far."""
     import numpy as np
 
     last = history[-1]["round"]
-    figures: dict[str, Any] = run.figures(last) if run.recipe.record.layers else {}
+    record = run.layers(last) if run.recipe.record.layers else None
     uploaded = np.sum([line["bytes"]["up"] for line in history], axis=0)
     columns: dict[str, list[str]] = {}
-    for at, layer in enumerate(run.directory.info["layers"]):
-        cells = {"numbers": f"{layer['numbers']:,}"}
-        if figures:
-            column = {name: values[:, at] for name, values in figures.items() if values.ndim == 2}
-            weights = column["weight"][column["weight"] > 0]
-            cells |= {
-                "angle": _median(np.degrees(column["angle"]), "{:.0f}°"),
-                "drift": _median(column["divergence"], "{:.3g}"),
-                "of norm": _median(column["divergence"] / column["norm"], "{:.1%}"),
-                "weights": f"{weights.min():.2f}–{weights.max():.2f}" if len(weights) else "–",
-                "μ": _median(column["mu"], "{:.3g}"),
-                "sent": f"{int((column['mask'] > 0).sum())}/{len(column['mask'])}",
-            }
-        cells["uploaded"] = size(float(uploaded[at]))
-        for name, cell in cells.items():
-            columns.setdefault(name, []).append(cell)
+    for at, layer in enumerate(run.about.layers):
+        texts = {"numbers": f"{layer.numbers:,}"}
+        if record is not None:
+            with np.errstate(all="ignore"):  # whatever a file may hold
+                texts |= _layer_texts({name: values[:, at] for name, values in record.items() if values.ndim == 2})
+        texts["uploaded"] = size(float(uploaded[at]))
+        for name, text in texts.items():
+            columns.setdefault(name, []).append(text)
     if set(columns.get("μ", ())) <= {"0", "–"}:  # no spring: nothing to see
         columns.pop("μ", None)
     table = Table(title=f"layers in round {last} (medians over clients)")
     table.add_column("layer", overflow="fold", min_width=8)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for layer, *row in zip(run.layer_names, *columns.values(), strict=True):
-        table.add_row(layer, *row)
+    for name, *row in zip(run.layer_names, *columns.values(), strict=True):
+        table.add_row(name, *row)
     return table
 
 
-def _median(values: Any, form: str) -> str:
+def _layer_texts(of_clients: Mapping[str, np.ndarray]) -> dict[str, str]:
+    import numpy as np
+
+    weights = of_clients["weight"][of_clients["weight"] > 0]
+    return {
+        "angle": _median(np.degrees(of_clients["angle"]), "{:.0f}°"),
+        "drift": _median(of_clients["divergence"], "{:.3g}"),
+        "of norm": _median(of_clients["divergence"] / of_clients["norm"], "{:.1%}"),
+        "weights": f"{weights.min():.2f}–{weights.max():.2f}" if len(weights) else "–",
+        "μ": _median(of_clients["mu"], "{:.3g}"),
+        "sent": f"{int((of_clients['mask'] > 0).sum())}/{len(of_clients['mask'])}",
+    }
+
+
+def _median(values: np.ndarray, form: str) -> str:
     import numpy as np
 
     known = values[np.isfinite(values)]
@@ -116,7 +131,7 @@ def export_command(
     data: Data = None,
 ) -> None:
     """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict."""
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.reader import Run
 
     Run(directory).export(file, data=data)
     say(f"wrote {file}")
@@ -245,20 +260,19 @@ def _settings() -> Table:
 
 
 def _runs() -> Table:
-    from fedstrata.runs.runner import Run
+    from fedstrata.runs.reader import Run
 
     table = Table("run", "rounds", "best", "upload", "state", title="runs/", title_justify="left")
     for info in sorted(Path("runs").glob("**/run.json")):
         try:
             run = Run(info.parent)
-            summary = run.summary()
-            state = "finished" if run.finished() else "not finished"
+            history = run.history()
+            summary = run.summary(history)
+            state = "finished" if run.finished(history) else "not finished"
             rounds = f"{summary['rounds']}/{run.recipe.training.rounds}"
-            row = (rounds, figure(summary["best"]), size(summary["upload"]), state)
-        except (FedstrataError, OSError) as error:
+            row = (rounds, number(summary["best"]), size(summary["upload"]), state)
+        except (FedstrataError, OSError) as error:  # one that somebody damaged hides no other
             row = ("", "", "", str(error))
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            row = ("", "", "", f"damaged: {type(error).__name__}")  # one that somebody damaged hides no other
         table.add_row(str(info.parent), *row)
     return table
 

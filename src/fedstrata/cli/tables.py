@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
@@ -14,7 +14,10 @@ from rich.styled import Styled
 from rich.table import Table
 
 from fedstrata.cli.terminal import Console
-from fedstrata.formatting import duration, figure, size
+from fedstrata.formatting import duration, number, size
+
+if TYPE_CHECKING:
+    from fedstrata.runs.formats import Line
 
 SHOWN = 12
 """Rounds in the live table."""
@@ -42,7 +45,7 @@ class LiveTable:
             decisive,
             rounds,
         )
-        self._lines: deque[dict[str, Any]] = deque(maxlen=SHOWN)
+        self._lines: deque[Line] = deque(maxlen=SHOWN)
         self._seconds: deque[float] = deque(maxlen=20)
         self._live = Live(self._render(), console=console, auto_refresh=False, transient=True)
 
@@ -60,7 +63,7 @@ class LiveTable:
             self._live.stop()
             self._console.print(self._render())
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Line) -> None:
         """Show one more round."""
         self._lines.append(line)
         self._seconds.append(line["seconds"])
@@ -71,19 +74,19 @@ class LiveTable:
             cells = "  ".join(f"{name} {cell}" for name, cell in zip(names, self._cells(line), strict=True))
             self._console.print(f"  {cells}{self._lost(line)}", soft_wrap=True)
 
-    def _cells(self, line: dict[str, Any]) -> tuple[str, ...]:
+    def _cells(self, line: Line) -> tuple[str, ...]:
         measured = line["metrics"].get(self._decisive, {})
         recent = list(self._seconds)[1 if len(self._seconds) > 1 else 0 :]  # the first round also warms up
         left = statistics.median(recent) * (self._rounds - line["round"])
         return (
             f"{line['round']}/{self._rounds}",
-            figure(measured.get("loss")),
-            figure(measured.get(self._metric)),
+            number(measured.get("loss")),
+            number(measured.get(self._metric)),
             size(line["upload_total"]),
             duration(left),
         )
 
-    def _lost(self, line: dict[str, Any]) -> str:
+    def _lost(self, line: Line) -> str:
         texts = (
             f"  ({len(entries)} {what}; client {entries[0]['client']}: {entries[0]['why']})"
             for what, entries in (("lost", line["lost"]), ("not evaluated", line["unmeasured"]))

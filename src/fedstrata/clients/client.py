@@ -26,8 +26,16 @@ from fedstrata.core import rng
 from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import DataError, ModelError
-from fedstrata.core.layers import Layers
-from fedstrata.core.messages import SCORE_DTYPE, Order, Reply, layers_with_units
+from fedstrata.core.messages import (
+    SCORE_DTYPE,
+    Answer,
+    Order,
+    Reply,
+    Status,
+    keep_layers,
+    keep_units,
+    layers_with_units,
+)
 from fedstrata.tasks.nests import joined, leaves
 from fedstrata.tasks.task import Data, NestedSamples, Samples
 
@@ -69,8 +77,8 @@ class Client:
         self.kept: dict[int, Kept] = {}
         """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
 
-    def answer(self, order: Order, buffer: Tensor | None = None) -> Reply:
-        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a reply with an error.
+    def answer(self, order: Order, buffer: Tensor | None = None) -> Answer:
+        """Carry out an order. `buffer`, if given, is memory for the update. A failure is a status with its reason.
 
         A model that would fail every client's order, or be different for each, is nobody's failure: ModelError.
         """
@@ -79,7 +87,7 @@ class Client:
         except ModelError:
             raise
         except Exception as error:
-            return order.failure(reason(error))
+            return Status("failed", reason(error))
 
     def carry_out(self, order: Order, buffer: Tensor | None = None) -> Reply:
         """The same, for an engine that has its own way to tell of a failure."""
@@ -91,7 +99,7 @@ class Client:
             with self._random_scope(order):
                 data = self._data(order)
                 if self._by_kernel(data):
-                    return self._train(order, data, buffer)
+                    return self._train(order, data, buffer, by_kernel=True)
             self._rehearse(order, data)
             return self._in_any_layout(order, lambda: self._train(order, self._data(order), buffer))
 
@@ -105,19 +113,21 @@ class Client:
 
     # --- train --------------------------------------------------------------------------------------------------
 
-    def _train(self, order: Order, data: Data, buffer: Tensor | None) -> Reply:
+    def _train(self, order: Order, data: Data, buffer: Tensor | None, by_kernel: bool = False) -> Reply:
         assert order.model is not None
         plan = schedule(len(data), order, self.setup.training, self.setup.seed)
-        flat, loss, stiffness = self._trained(order, data, plan)
+        flat, loss, stiffness = self._trained(order, data, plan, by_kernel)
         update = self._difference(flat, order.model.to(self.device))
         return self._reply(order, len(data), self._kept_in(buffer, update), loss, stiffness)
 
-    def _trained(self, order: Order, data: Data, plan: Schedule) -> tuple[Tensor, float, Tensor | None]:
+    def _trained(
+        self, order: Order, data: Data, plan: Schedule, by_kernel: bool = False
+    ) -> tuple[Tensor, float, Tensor | None]:
         """The weights after the plan's steps, the mean task loss, and the stiffness in the end."""
         assert order.model is not None
         setup, anchor = self.setup, order.model.to(self.device)
         flat = anchor.clone()
-        if self._by_kernel(data):
+        if by_kernel:
             assert self._network is not None
             assert isinstance(data, Samples)
             with torch.no_grad():
@@ -150,15 +160,7 @@ class Client:
         """The update, as far as it was asked for."""
         self._forget_other_rounds(order)
         setup, layers = self.setup, self.setup.layers
-        reply = Reply(
-            "train",
-            order.round,
-            order.attempt,
-            order.client,
-            size=size,
-            metrics={"loss": loss},
-            stiffness=stiffness,
-        )
+        reply = Reply(size=size, metrics={"loss": loss}, stiffness=stiffness)
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
             self.kept[order.client] = Kept(order.round, order.attempt, size, update)
@@ -167,7 +169,7 @@ class Client:
         if order.answer == "units":
             assert isinstance(setup.selection, SelectsOnClient)
             units = setup.selection.pick(update, layers)
-            _keep_units(update, units, layers)
+            keep_units(update, units, layers)
             return replace(reply, update=update, units=units, sent=layers_with_units(units, layers))
         assert order.mask is not None
         keep_layers(update, order.mask, layers)
@@ -278,9 +280,7 @@ class Client:
             raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
         assert order.mask is not None
         keep_layers(kept.update, order.mask, self.setup.layers)
-        return Reply(
-            "upload", order.round, order.attempt, order.client, size=kept.size, update=kept.update, sent=order.mask
-        )
+        return Reply(size=kept.size, update=kept.update, sent=order.mask)
 
     @torch.no_grad()
     def _evaluate(self, order: Order) -> Reply:
@@ -310,9 +310,7 @@ class Client:
             score = float(metric(outputs, targets)) * len(rows)
         size = max(1, len(rows))
         metrics = {"loss": loss / size, task.metric.name: score / size}
-        return Reply(
-            "evaluate", order.round, order.attempt, order.client, size=len(rows), metrics=metrics, part=order.part
-        )
+        return Reply(size=len(rows), metrics=metrics)
 
 
 def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:
@@ -360,18 +358,3 @@ def reason(error: BaseException) -> str:
 
 
 _LIBRARIES = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for module in (torch, np, rng))
-
-
-def keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
-    """Zero what is not sent."""
-    for layer, keep in zip(layers.layers, mask.tolist(), strict=True):
-        if not keep:
-            update[layer.start : layer.stop].zero_()
-
-
-def _keep_units(update: Tensor, units: Tensor, layers: Layers) -> None:
-    """Zero the units that are not sent."""
-    for layer in layers.layers:
-        for entry in layer.entries:
-            rows = update[entry.start : entry.stop].view(entry.units, -1)
-            rows.masked_fill_(~units[entry.first_unit : entry.first_unit + entry.units, None], 0)

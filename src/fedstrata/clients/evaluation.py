@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core import rng
-from fedstrata.core.errors import FedstrataError, ReplyError
-from fedstrata.core.messages import NOT_FINITE, Order, Reply, check_answers, check_size
-from fedstrata.core.rounds import Engine
+from fedstrata.core.errors import FedstrataError, NotFinite, ReplyError
+from fedstrata.core.fit import Engine
+from fedstrata.core.messages import SILENT, Order, Reply, Status, check_size, judge
 from fedstrata.tasks.task import Task
 
 PART = 2000
@@ -23,7 +23,7 @@ PART = 2000
 Figures = dict[str, dict[str, float]]
 """Per data set: loss, the metric, samples; for clients also the spread over them."""
 
-Unmeasured = list[tuple[int, str]]
+Unmeasured = list[tuple[int, Status]]
 """The clients without a usable answer, and why."""
 
 
@@ -60,9 +60,9 @@ def evaluate(
         samples = task.held_out_sizes() if name == "clients" else None
         good, missing = _collect(engine, asked, samples, task.metric.name)
         everyone = samples is None or len(asked) == np.count_nonzero(samples)
-        hopeless = everyone and not good and all(why.startswith("failed") for _, why in missing)
-        if hopeless or (name != "clients" and (missing or not sum(reply.size for reply in good))):
-            reason = missing[0][1] if missing else "nobody has any sample"
+        hopeless = everyone and not good and all(why.kind == "failed" for _, why in missing)
+        if hopeless or (name != "clients" and (missing or not sum(reply.size or 0 for reply in good))):
+            reason = str(missing[0][1]) if missing else "nobody has any sample"
             raise FedstrataError(f"evaluation on {name} in round {round}: {reason}")
         if good:
             figures[name] = _combine(good, task.metric.name)
@@ -77,24 +77,24 @@ def _collect(
     engine: Engine, orders: Sequence[Order], samples: np.ndarray | None, metric: str
 ) -> tuple[list[Reply], Unmeasured]:
     """The usable replies, by client and part, and why others are not; `samples` is how many each client holds out."""
-    waiting = {(order.client, order.part): order for order in orders}
-    answered: dict[tuple[int, tuple[int, int]], Reply] = {}
-    broken = dict.fromkeys(waiting, "no reply")
-    for reply in engine.exchange(orders):
-        key = (reply.client, reply.part)
-        if key not in waiting:
+    status, good = dict.fromkeys(orders, SILENT), {}
+    waiting = set(orders)
+    for order, answer in engine.exchange(orders):
+        if order not in waiting:
             continue  # nobody asked it, or it has answered already
-        try:
-            check_answers(reply, waiting.pop(key))
+        waiting.remove(order)
+
+        def check(reply: Reply, order: Order = order) -> None:
             if samples is not None:
-                check_size(reply.size, int(samples[reply.client]))
+                check_size(reply.size, int(samples[order.client]), order)
                 _check_metrics(reply, metric)
-        except ReplyError as problem:
-            broken[key] = f"{'refused' if reply.error is None else reply.fault}: {problem}"
-        else:
-            answered[key] = reply
-            del broken[key]
-    return [reply for _, reply in sorted(answered.items())], [(who, why) for (who, _), why in sorted(broken.items())]
+
+        status[order], reply = judge(answer, check)
+        if reply is not None:
+            good[order] = reply
+    in_order = sorted(orders, key=lambda order: (order.client, order.part))
+    missing = [(order.client, status[order]) for order in in_order if order not in good]
+    return [good[order] for order in in_order if order in good], missing
 
 
 def _check_metrics(reply: Reply, metric: str) -> None:
@@ -103,7 +103,7 @@ def _check_metrics(reply: Reply, metric: str) -> None:
         if name not in reply.metrics:
             raise ReplyError(f"{name} is missing")
     if not math.isfinite(reply.metrics[metric]):
-        raise ReplyError(f"{metric} is {NOT_FINITE}")
+        raise NotFinite(metric)
 
 
 def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray:
@@ -116,10 +116,12 @@ def _holders(task: Task, count: int | None, seed: int, round: int) -> np.ndarray
 
 def _combine(replies: Sequence[Reply], metric: str) -> dict[str, float]:
     """Means over samples."""
-    samples = sum(reply.size for reply in replies)
-    return {name: sum(reply.metrics[name] * reply.size for reply in replies) / samples for name in ("loss", metric)} | {
-        "samples": float(samples)
+    sizes = [reply.size or 0 for reply in replies]
+    means = {
+        name: sum(reply.metrics[name] * size for reply, size in zip(replies, sizes, strict=True)) / sum(sizes)
+        for name in ("loss", metric)
     }
+    return means | {"samples": float(sum(sizes))}
 
 
 def _spread(replies: Sequence[Reply], metric: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ from fedstrata.clients.modules import is_writable
 from fedstrata.core import rng
 from fedstrata.core.axes import Objective, Selection
 from fedstrata.core.layers import Layers
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining
 from fedstrata.tasks.nests import moved
 from fedstrata.tasks.task import Task
 
@@ -27,7 +27,7 @@ class Setup:
     layers: Layers
     objective: Objective
     selection: Selection
-    training: Training
+    training: LocalTraining
     seed: int
     build: Callable[[], nn.Module]
     """Builds a model; its frozen parameters and all else that does not travel are part of the setup."""

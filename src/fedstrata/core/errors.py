@@ -12,7 +12,8 @@ FedstrataError
 │   └── MissingExtra        an optional dependency that is not installed
 ├── MessageError            a message that cannot be read; it costs the round one client only
 │   └── ReplyError          a reply that the server can read, and refuses
-└── RoundFailed             too few usable replies after every attempt
+│       └── NotFinite       one whose numbers are none
+└── RoundFailed             a round without a next model; it is in record.py, as it carries the round's record
 """
 
 from __future__ import annotations
@@ -76,7 +77,16 @@ class ReplyError(MessageError):
     """A reply the server refuses, with the reason."""
 
 
+class NotFinite(ReplyError):
+    """A reply whose numbers are NaN, infinite, or so large that their squares are."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not finite")
+        self.what = what
+
+
 _MOST_LETTERS = 1000
+_END_OF_REASON = 300
 
 
 def visible(text: str) -> str:
@@ -84,18 +94,15 @@ def visible(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def tail(reason: str) -> str:
+    """The end of a long reason: what was raised is the last line of a traceback."""
+    return reason if len(reason) <= _END_OF_REASON else f"…{reason[-_END_OF_REASON:]}"
+
+
 def printable(text: str) -> str:
     """Somebody else's words in one line that a terminal shows as they are: no control characters, and not for ever."""
     shown = visible(" ".join(text[: 2 * _MOST_LETTERS].split()))
     return shown if len(shown) <= _MOST_LETTERS else f"{shown[: _MOST_LETTERS - 1]}…"
-
-
-class RoundFailed(FedstrataError):
-    """A round that had too few usable replies in every attempt; `diverged`, if all others were no numbers."""
-
-    def __init__(self, message: str, diverged: bool = False) -> None:
-        super().__init__(message)
-        self.diverged = diverged
 
 
 class _Missing:

@@ -6,35 +6,76 @@ indices, scores, objective state and masks; not the envelope (round, client, siz
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedstrata.core.errors import ReplyError
+from fedstrata.core.errors import MessageError, NotFinite, ReplyError, printable
 from fedstrata.core.layers import Layers
 
 SCHEMA = 2
 """Version of orders and replies; an engine that puts them on a wire sends it along."""
 
 Kind = Literal["train", "upload", "evaluate"]
-Answer = Literal["layers", "scores", "units"]
-Fault = Literal["failed", "refused", "no reply"]
-
-NOT_FINITE = "not finite"
-"""How the refusal of numbers that are none ends."""
-
+Wanted = Literal["layers", "scores", "units"]
 INDEX_BYTES = 4
 SCORE_DTYPE = torch.float32
 MOST_SAMPLES = 2**53
 """No client has more samples: so far a float64 counts, and the sum of many such numbers is finite."""
 
 
+StatusKind = Literal[
+    "ok",
+    "nothing chosen",
+    "not selected",
+    "dropped out",
+    "straggler dropped",
+    "no reply",
+    "failed",
+    "refused",
+    "not finite",
+]
+
+
 @dataclass(frozen=True)
+class Status:
+    """What became of a client in a round; the reason is for people, and decides nothing.
+
+    `ok`: its update counts. `nothing chosen`: it did its part, and the selection wanted no layer of it. `not selected`:
+    so it was decided before training, and nothing was sent to it. `dropped out`, `straggler dropped`: as the experiment
+    wants it. `no reply`, `failed`: the engine says so. `refused`, `not finite`: its reply cannot be used.
+    """
+
+    kind: StatusKind
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
+
+    @property
+    def counts(self) -> bool:
+        """Whether the client did what it was asked for."""
+        return self.kind in ("ok", "nothing chosen")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client was asked, and there is nothing of it."""
+        return not self.counts and self.kind != "not selected"
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.reason}" if self.reason else self.kind
+
+
+OK = Status("ok")
+SILENT = Status("no reply")
+
+
+@dataclass(frozen=True, eq=False)
 class Order:
-    """What a client is asked to do.
+    """What a client is asked to do. Two orders are never the same one, whatever they say.
 
     `train`: train, then send the layers in `mask`, or report `scores` and keep the update, or send `units` of its own
     choice, as `answer` says. `upload`: send the layers in `mask` of the kept update. `evaluate`: measure the model on
@@ -47,7 +88,7 @@ class Order:
     client: int
     model: Tensor | None = None
     objective_state: Mapping[str, Tensor] = field(default_factory=dict)
-    answer: Answer = "layers"
+    answer: Wanted = "layers"
     mask: Tensor | None = None
     work: int = 1
     """How many local epochs (or steps, if the plan counts steps) to do: fewer for a straggler."""
@@ -61,20 +102,16 @@ class Order:
         state = sum(tensor.numel() * tensor.itemsize for tensor in self.objective_state.values())
         return state + (0 if self.mask is None else -(-self.mask.numel() // 8))
 
-    def failure(self, error: str, fault: Fault = "failed") -> Reply:
-        """The reply of whoever could not carry it out."""
-        return Reply(self.kind, self.round, self.attempt, self.client, part=self.part, error=error, fault=fault)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reply:
-    """What a client answers. `update` has zeros where nothing was sent; `error` says why there is nothing."""
+    """What a client answers to an order. `update` has zeros where nothing was sent.
 
-    kind: Kind
-    round: int
-    attempt: int
-    client: int
-    size: int = 0
+    Whose answer it is, and to which order, is for whoever carries it to say.
+    """
+
+    size: float | None = None
+    """Training samples, or held-out ones in an evaluation; None only in an upload, where the first reply's counts."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     sent: Tensor | None = None
     units: Tensor | None = None
@@ -82,17 +119,13 @@ class Reply:
     scores: Tensor | None = None
     stiffness: Tensor | None = None
     """The mean stiffness of each layer's spring when training ended, for the record only."""
-    part: tuple[int, int] = (0, 1)
-    error: str | None = None
-    fault: Fault = "failed"
-    """What an `error` is: the client failed, or the engine could not read its reply, or there was none."""
 
-    def upload_bytes(self, layers: Layers) -> Tensor:
-        """What came up of each layer, int64 [L]: whole layers, or units and their indices."""
+    def upload_bytes(self, layers: Layers, whole: Tensor) -> Tensor:
+        """What came up of each layer, int64 [L]: `whole` ones, or units and their indices."""
         if self.update is None or self.sent is None:
             return torch.zeros(len(layers), dtype=torch.int64)
         if self.units is None:
-            return layers.bytes_per_layer() * self.sent
+            return whole * self.sent
         per_layer = []
         for layer in layers.layers:
             numbers = sum(
@@ -108,13 +141,29 @@ class Reply:
         return 0 if self.scores is None else self.scores.numel()
 
 
-def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> None:
+Answer = Reply | Status
+"""What comes of an order: a reply, or why there is none."""
+
+
+def judge(answer: Answer, check: Callable[[Reply], None]) -> tuple[Status, Reply | None]:
+    """What became of an order, and the reply, if it can be used. Nonsense is a status, never an exception."""
+    if isinstance(answer, Status):
+        return answer, None
+    try:
+        check(answer)
+    except NotFinite as problem:
+        return Status("not finite", problem.what), None
+    except MessageError as problem:
+        return Status("refused", str(problem)), None
+    return OK, answer
+
+
+def check_reply(reply: Reply, order: Order, layers: Layers, samples: float | None) -> None:
     """Refuse a reply that is not what was asked for; the server trusts nothing that a client says.
 
-    `samples` is how many the client has, by its own account at the beginning.
+    `samples` is how many the client has, by its own account at the beginning; None, if nobody has asked it yet.
     """
-    check_answers(reply, order)
-    check_size(reply.size, samples)
+    check_size(reply.size, samples, order)
     if reply.stiffness is not None:
         _check_tensor("stiffness", reply.stiffness, (len(layers),), torch.float64)
     if order.answer == "scores":
@@ -123,7 +172,7 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> Non
         _check_tensor("scores", reply.scores, (len(layers),), SCORE_DTYPE)
         assert reply.scores is not None
         if not is_finite(reply.scores):
-            raise ReplyError(f"scores are {NOT_FINITE}")
+            raise NotFinite("scores")
         return
     if reply.scores is not None:
         raise ReplyError("scores were sent instead of an update")
@@ -131,7 +180,7 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> Non
     _check_tensor("sent", reply.sent, (len(layers),), torch.bool)
     assert reply.update is not None
     assert reply.sent is not None
-    asked_for = order.mask
+    asked_for = torch.ones(len(layers), dtype=torch.bool) if order.mask is None else order.mask
     if order.answer == "units":
         _check_tensor("units", reply.units, (layers.units,), torch.bool)
         assert reply.units is not None
@@ -143,37 +192,44 @@ def check_reply(reply: Reply, order: Order, layers: Layers, samples: int) -> Non
                 raise ReplyError(f"{entry.name} has numbers in units that were not sent")
     elif reply.units is not None:
         raise ReplyError("units were sent instead of whole layers")
-    if asked_for is None or not torch.equal(reply.sent, asked_for):
-        wrong = zip(layers.names, reply.sent.tolist(), [] if asked_for is None else asked_for.tolist(), strict=False)
+    if not torch.equal(reply.sent, asked_for):
+        wrong = zip(layers.names, reply.sent.tolist(), asked_for.tolist(), strict=True)
         names = ", ".join(name for name, sent, asked in wrong if sent != asked)
         raise ReplyError(f"layers {names}: sent without being asked for, or asked for and not sent")
     if not is_finite(reply.update):
-        raise ReplyError(f"update is {NOT_FINITE}")
-    if layers.dtype == torch.float64 and not torch.linalg.vector_norm(reply.update).isfinite():
-        raise ReplyError(f"the norm of the update is {NOT_FINITE}")  # float32 cannot be so large
+        raise NotFinite("update")
+    if layers.dtype == torch.float64 and not torch.linalg.vector_norm(reply.update).square().isfinite():
+        raise NotFinite("the squared norm of the update")  # float32 cannot be so large
 
 
-def check_answers(reply: Reply, order: Order) -> None:
-    """Refuse a reply that reports a failure, or belongs to another order."""
-    if reply.error is not None:
-        raise ReplyError(reply.error)
-    for name in ("kind", "round", "attempt", "client"):
-        asked, got = getattr(order, name), getattr(reply, name)
-        if asked != got:
-            raise ReplyError(f"{name} = {got!r}, asked for {asked!r}")
-
-
-def check_size(size: object, samples: int) -> None:
+def check_size(size: object, samples: float | None, order: Order) -> None:
     """Refuse a number of samples that is none, or another one than the client had at the beginning."""
-    if not isinstance(size, int) or size < 1:
+    if size is None and order.kind == "upload":
+        return
+    if not isinstance(size, int | float) or not 0 < size <= MOST_SAMPLES:
         raise ReplyError(f"size = {size!r}, must be a positive number of samples")
-    if size != samples:
+    if samples is not None and size != samples:
         raise ReplyError(f"size = {size}, at the beginning it was {samples}")
 
 
 def layers_with_units(units: Tensor, layers: Layers) -> Tensor:
     """Which layers a set of units touches, bool [L]."""
     return torch.stack([units[layer.first_unit : layer.last_unit].any() for layer in layers.layers])
+
+
+def keep_layers(update: Tensor, mask: Tensor, layers: Layers) -> None:
+    """Zero what is not sent."""
+    for layer, keep in zip(layers.layers, mask.tolist(), strict=True):
+        if not keep:
+            update[layer.start : layer.stop].zero_()
+
+
+def keep_units(update: Tensor, units: Tensor, layers: Layers) -> None:
+    """Zero the units that are not sent."""
+    for layer in layers.layers:
+        for entry in layer.entries:
+            rows = update[entry.start : entry.stop].view(entry.units, -1)
+            rows.masked_fill_(~units[entry.first_unit : entry.first_unit + entry.units, None], 0)
 
 
 def _check_tensor(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:

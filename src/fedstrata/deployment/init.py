@@ -26,13 +26,12 @@ from fedstrata._version import __version__
 from fedstrata.core.errors import MISSING, RecipeError, UserError
 from fedstrata.deployment import credentials
 from fedstrata.engines.flower.failures import Failed
-from fedstrata.engines.flower.node import own_client
+from fedstrata.nodes.node import own_client
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe
 from fedstrata.tasks import datasets
 from fedstrata.tasks.builtin import channel_statistics
 from fedstrata.tasks.config import NODES
-from fedstrata.tasks.partitions import build_partition
 
 LOOPBACK = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -67,7 +66,7 @@ def for_nodes(recipe: Recipe, nodes: int | None, data: Path | None = None) -> tu
     """The recipe with a client for each node, and how many; its data set and partition decide who has what."""
     table = recipe.to_table()
     partition = table["task"]["partition"]
-    if nodes is not None and recipe.task.function is None and hasattr(build_partition(partition), "clients"):
+    if nodes is not None and recipe.task.function is None and hasattr(recipe.task.built_partition, "clients"):
         partition["clients"] = nodes
     changed = Recipe.parse(table)
     clients = len(build_experiment(changed, data=data).task.clients)

@@ -30,8 +30,8 @@ from fedstrata.clients.client import Client, Kept
 from fedstrata.clients.setup import Setup
 from fedstrata.core.determinism import cores
 from fedstrata.core.errors import ModelError
-from fedstrata.core.messages import Order, Reply
-from fedstrata.processes import held_back, keep_memory, leave_to_parent
+from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.processes import held_back, keep_memory, leave_to_parent, resume_collection
 
 
 def available_workers(device: str = "cpu") -> int:
@@ -44,16 +44,18 @@ def available_workers(device: str = "cpu") -> int:
 class LocalEngine:
     """Runs clients on this machine. Use it as a context manager."""
 
-    def __init__(self, setup: Setup, workers: int | None = None) -> None:
+    def __init__(self, setup: Setup, workers: int | None = None, cohort: int | None = None) -> None:
+        """`cohort` is the most clients that a round has; if not given, all of them may be in one."""
         self._setup = setup
         self.sizes = setup.task.sizes()
-        self._slots = setup.training.cohort_size(int((self.sizes > 0).sum()))
+        self._slots = int((self.sizes > 0).sum()) if cohort is None else cohort
         wanted = workers if workers and setup.device == "cpu" else available_workers(setup.device)
         self.workers = min(wanted, max(self._slots, 2))
         self._crew: _Crew | None = None
         self._client: Client | None = None
 
     def __enter__(self) -> LocalEngine:
+        resume_collection()
         self._client = Client(self._setup)
         if self.workers > 1:
             self._crew = _Crew(self._client, self.workers, self._slots, self.sizes)
@@ -66,12 +68,12 @@ class LocalEngine:
             self._crew.stop()
         self._crew = self._client = None
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         """Answer every order."""
         if self._client is None:
             raise RuntimeError("LocalEngine is used outside its `with` block")
         if self._crew is None or not orders or orders[0].kind == "upload":  # what was kept lies in our own memory
-            yield from map(self._client.answer, orders)
+            yield from ((order, self._client.answer(order)) for order in orders)
         else:
             yield from self._crew.exchange(orders)
 
@@ -127,6 +129,8 @@ class _Job:
     """An order, memory for its update, and, for each worker that died of it, whether that one had begun with it."""
 
     order: Order
+    shared: Order
+    """The same with the model in shared memory."""
     row: Tensor | None = None
     deaths: list[bool] = field(default_factory=list)
 
@@ -163,11 +167,11 @@ class _Crew:
         theirs.close()
         return _Worker(process, ours)
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        """Every order's reply. A worker that dies changes none: its order is given out once more, whole."""
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
+        """Every order's answer. A worker that dies changes none: its order is given out once more, whole."""
         assert orders[0].model is not None
         self._model.copy_(orders[0].model)
-        jobs = deque(_Job(replace(order, model=self._model)) for order in orders)
+        jobs = deque(_Job(order, replace(order, model=self._model)) for order in orders)
         if orders[0].kind == "train":
             self._client.kept.clear()
             for slot, job in enumerate(jobs):
@@ -177,10 +181,10 @@ class _Crew:
         while busy := {worker.pipe: at for at, worker in enumerate(self._team) if worker.job is not None}:
             for pipe in wait(list(busy)):
                 at = busy[pipe]  # type: ignore[index]
-                reply = self._receive(at, jobs)
+                answered = self._receive(at, jobs)
                 self._give([at], jobs)  # it goes on while we look at what it did
-                if reply is not None:
-                    yield reply
+                if answered is not None:
+                    yield answered
 
     def _give(self, which: Iterable[int], jobs: deque[_Job]) -> None:
         """Give some workers their next order. They may take our place at once, so all is packed before any is sent."""
@@ -189,12 +193,12 @@ class _Crew:
             worker = self._team[at]
             worker.job = jobs.popleft()
             self._begun[at] = False
-            ready.append((worker, self._post.pack((worker.job.order, worker.job.row))))
+            ready.append((worker, self._post.pack((worker.job.shared, worker.job.row))))
         for worker, message in ready:
             with suppress(OSError):  # a worker that has died is noticed when its reply is awaited
                 worker.pipe.send_bytes(message)
 
-    def _receive(self, at: int, jobs: deque[_Job]) -> Reply | None:
+    def _receive(self, at: int, jobs: deque[_Job]) -> tuple[Order, Answer] | None:
         """What a worker answers. If it died, there is a new one in its place, and its order waits for another turn."""
         worker = self._team[at]
         job, worker.job = worker.job, None
@@ -211,13 +215,13 @@ class _Crew:
                 jobs.append(job)  # the last, when it may have the machine to itself
                 return None
             code, times = worker.process.exitcode, len(job.deaths)
-            return order.failure(f"worker process died {times} times, the last time with exit code {code}")
-        reply: Reply | ModelError = self._post.unpack(message)
-        if isinstance(reply, ModelError):
-            raise reply
-        if job.row is not None and order.answer == "scores" and reply.error is None:
-            self._client.kept[order.client] = Kept(order.round, order.attempt, reply.size, job.row)
-        return reply
+            return order, Status("failed", f"worker process died {times} times, the last time with exit code {code}")
+        answer: Answer | ModelError = self._post.unpack(message)
+        if isinstance(answer, ModelError):
+            raise answer
+        if job.row is not None and order.answer == "scores" and isinstance(answer, Reply):
+            self._client.kept[order.client] = Kept(order.round, order.attempt, int(answer.size or 0), job.row)
+        return order, answer
 
     def stop(self) -> None:
         for worker in self._team:
@@ -247,10 +251,10 @@ def _work(
         while True:
             order, row = post.unpack(pipe.recv_bytes())
             begun[at] = True
-            reply: Reply | ModelError
+            answer: Answer | ModelError
             try:
-                reply = client.answer(order, row)
+                answer = client.answer(order, row)
             except ModelError as error:
-                reply = error
-            pipe.send_bytes(post.pack(reply))
+                answer = error
+            pipe.send_bytes(post.pack(answer))
     os._exit(0)

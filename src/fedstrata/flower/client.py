@@ -20,7 +20,7 @@ from fedstrata.core.axes import SelectsAfterScores
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.messages import SCORE_DTYPE
 from fedstrata.flower.callers import mods_around
-from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, names, objective_state, rule_from_json
+from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, Decoded, names, objective_state, rule_from_json
 
 Batch = TypeVar("Batch")
 
@@ -48,7 +48,7 @@ class Spring:
             return
         received = message.content.array_records[self._ask.model]
         packing = self._ask.packing(received)
-        anchor = packing.layers.views(packing.flatten(received), trainable_only=True)
+        anchor = packing.layers.views(packing.flatten(Decoded(received)), trainable_only=True)
         local = {name: w for name, w in model.state_dict(keep_vars=True).items() if name in anchor}
         missing = [name for name in anchor if name not in local]
         if missing:
@@ -77,7 +77,7 @@ class Spring:
         objective = self._spring.objective
         if objective.refresh == "epoch" and self._epochs == 0:
             raise RuntimeError("this objective wants to know when an epoch begins: loop over spring.epoch(batches)")
-        if springs.is_due(objective, first_of_epoch=self._epoch_begins, first_of_round=self._pulls == 0):
+        if springs.is_due(objective, self._epoch_begins, first_of_round=self._pulls == 0):
             self._spring.refresh()
             self._spring.stiffness = {n: c for n, c in self._spring.stiffness.items() if n not in self._free}
         self._epoch_begins = False
@@ -130,7 +130,7 @@ def selection_mod(message: Message, context: Context, call_next: ClientAppCallab
     received = message.content.array_records[ask.model]
     packing = ask.packing(received)
     rule: SelectsAfterScores = rule_from_json("selection", ask.selection)
-    scores = rule.score(packing.flatten(trained) - packing.flatten(received), packing.layers)
+    scores = rule.score(packing.flatten(Decoded(trained)) - packing.flatten(Decoded(received)), packing.layers)
     reply.content[SCORES] = ArrayRecord({"scores": Array(scores.to(SCORE_DTYPE).numpy())})
     return reply
 

@@ -17,7 +17,8 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedstrata.core.axes import Adopt, Algorithm
 from fedstrata.core.errors import RecipeError
-from fedstrata.flower.wire import Packing, names
+from fedstrata.core.packing import Packing
+from fedstrata.flower.wire import names
 from fedstrata.selections import Everything
 from fedstrata.weightings import SampleSize, Uniform
 

@@ -12,33 +12,32 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
-from fedstrata.core.errors import ReplyError, printable
-from fedstrata.core.messages import MOST_SAMPLES
-from fedstrata.flower.grid import UNREADABLE
-from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, Packing, decoded, names
+from fedstrata.core.errors import NotFinite, ReplyError, tail
+from fedstrata.core.messages import MOST_SAMPLES, Status, StatusKind
+from fedstrata.core.packing import Packing
+from fedstrata.engines.flower.grid import UNREADABLE
+from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, decoded, names
 
 Read = TypeVar("Read")
 
-SILENCE = "no reply"
-"""How the status of a node begins that did not answer."""
-
-_WORDS = {1: "failed", 2: "failed", 6: "failed", 7: "failed", UNREADABLE: "refused"}
+_KINDS: dict[int, StatusKind] = {1: "failed", 2: "failed", 6: "failed", 7: "failed", UNREADABLE: "refused"}
 """By error code: the ClientApp cannot be loaded, raised, has a mod that refuses, or cannot be installed. By all others
 Flower says that there is no answer: time is up, the node is gone, the process died.
 """
 
 
-def told(reply: Message, read: Callable[[RecordDict], Read]) -> tuple[str, Read | None]:
-    """What became of a reply: `ok` and what was read of it, or why there is nothing. It cannot do worse than that."""
+def read_reply(reply: Message, read: Callable[[RecordDict], Read]) -> Read | Status:
+    """What is read of a reply, or why there is nothing. It cannot do worse than that."""
     try:
         if reply.has_error():
-            word, reason = _WORDS.get(reply.error.code, SILENCE), printable(reply.error.reason or "")
-            return f"{word}: {reason}", None
-        return "ok", read(reply.content)
+            return Status(_KINDS.get(reply.error.code, "no reply"), tail(reply.error.reason or ""))
+        return read(reply.content)
+    except NotFinite as problem:
+        return Status("not finite", problem.what)
     except ReplyError as problem:
-        return f"refused: {problem}", None
+        return Status("refused", str(problem))
     except Exception as error:  # whatever it does to the reader, it is the reply that is wrong
-        return f"refused: {printable(f'cannot be read: {type(error).__name__}: {error}')}", None
+        return Status("refused", f"cannot be read: {type(error).__name__}: {error}")
 
 
 def read_size(content: RecordDict, key: str) -> float:
@@ -91,7 +90,7 @@ def read_scores(content: RecordDict, ask: Ask, layers: int) -> Tensor:
     if scores.dtype != np.float32 or scores.shape != (layers,):
         raise ReplyError(f"scores are {scores.dtype} {list(scores.shape)}, expected float32 [{layers}]")
     if not np.isfinite(scores).all():
-        raise ReplyError("scores are not finite")
+        raise NotFinite("scores")
     return torch.from_numpy(scores.copy())
 
 

@@ -8,13 +8,11 @@ record more, as Flower's own mods count them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
@@ -23,7 +21,7 @@ from torch import Tensor
 from fedstrata.algorithms import AXES
 from fedstrata.core.errors import RecipeError, ReplyError
 from fedstrata.core.grouping import Grouping
-from fedstrata.core.layers import Layers
+from fedstrata.core.packing import Packing
 from fedstrata.registry import build_dataclass, find_installed, installed_name, parameters
 
 SCHEMA = 2
@@ -80,7 +78,7 @@ class Ask:
 
     def packing(self, model: ArrayRecord) -> Packing:
         """The server's layers, from the arrays that it sent."""
-        return Packing.of(model, json.loads(self.layers), json.loads(self.buffers))
+        return packing_of(model, json.loads(self.layers), json.loads(self.buffers))
 
 
 def objective_state(content: RecordDict) -> dict[str, Tensor]:
@@ -107,98 +105,41 @@ def rule_from_json(axis: str, text: str) -> Any:
     return build_dataclass(rule, table, f"algorithm.{axis}")
 
 
-Kind = tuple[np.dtype[Any], tuple[int, ...]]
-"""Dtype and shape."""
+class Decoded(Mapping[str, np.ndarray]):
+    """The arrays of a record by name, read when they are asked for."""
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self._record = record
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return decoded(name, self._record[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._record
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self._record)
 
 
-@dataclass(frozen=True)
-class Packing:
-    """How a model's named arrays become one flat vector and arrays again.
+def encoded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Named arrays as Flower's record."""
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
-    Floating-point arrays are grouped into layers; they lie in the flat vector in the widest of their dtypes, at least
-    float32. All others (integers, booleans) only pass through.
-    """
 
-    layers: Layers
-    dtypes: Mapping[str, np.dtype[Any]]
-    passing: Mapping[str, Kind]
-    order: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: ArrayRecord, grouping: Grouping, buffers: list[str] | None) -> Packing:
-        """From the global model; values do not matter."""
-        dtypes = {name: _dtype(name, array.dtype) for name, array in model.items()}
-        floats = {name: dtype for name, dtype in dtypes.items() if dtype.kind == "f"}
-        passing = {name: (dtype, tuple(model[name].shape)) for name, dtype in dtypes.items() if name not in floats}
-        widest = np.result_type(np.float32, *floats.values())
-        layers = Layers.of_shapes(
-            {name: model[name].shape for name in floats},
-            grouping,
-            buffers=buffers,
-            dtype=torch.float64 if widest == np.float64 else torch.float32,
-        )
-        return cls(layers, floats, passing, tuple(model))
-
-    @cached_property
-    def bytes_per_layer(self) -> Tensor:
-        """What each layer weighs on the wire, int64 [L]."""
-        sizes = [
-            sum((entry.stop - entry.start) * self.dtypes[entry.name].itemsize for entry in layer.entries)
-            for layer in self.layers.layers
-        ]
-        return torch.tensor(sizes, dtype=torch.int64)
-
-    def arrays_of(self, mask: Tensor) -> tuple[str, ...]:
-        """The names of the arrays in the layers of a mask, bool [L]."""
-        chosen = zip(self.layers.layers, mask.tolist(), strict=True)
-        return tuple(entry.name for layer, keep in chosen if keep for entry in layer.entries)
-
-    def flatten(self, record: ArrayRecord) -> Tensor:
-        """The floating-point arrays as one vector; zero where the record has none. Nothing in it is trusted."""
-        flat = torch.zeros(self.layers.numel, dtype=self.layers.dtype)
-        for name, view in self.layers.views(flat).items():
-            if name not in record:
-                continue
-            array = decoded(name, record[name])
-            if array.dtype.kind != "f":
-                raise ReplyError(f"{name} has dtype {array.dtype}, expected {self.dtypes[name]}")
-            if array.shape != tuple(view.shape):
-                raise ReplyError(f"{name} has shape {list(array.shape)}, expected {list(view.shape)}")
-            with np.errstate(over="ignore"):
-                array = array.astype(self.dtypes[name])  # a copy, in the dtype that the model has
-            if not np.isfinite(array).all():
-                raise ReplyError(f"{name} is not finite")
-            view.copy_(torch.from_numpy(array))
-        return flat
-
-    def passed(self, record: ArrayRecord) -> dict[str, Array]:
-        """The arrays that only pass through, made anew: what was sent may call its numbers something else."""
-        passed = {}
-        for name, (dtype, shape) in self.passing.items():
-            array = decoded(name, record[name])
-            if (array.dtype, array.shape) != (dtype, shape):
-                raise ReplyError(f"{name} is {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}")
-            passed[name] = Array(array)
-        return passed
-
-    def unflatten(self, flat: Tensor, passed: Mapping[str, Array]) -> ArrayRecord:
-        """The arrays of a flat vector, in the model's own dtypes and order."""
-        views = self.layers.views(flat)
-        arrays = {
-            name: passed[name] if name in passed else Array(np.array(views[name].numpy(), self.dtypes[name], order="C"))
-            for name in self.order
-        }
-        return ArrayRecord(arrays)
+def packing_of(model: ArrayRecord, grouping: Grouping, buffers: list[str] | None) -> Packing:
+    """How a model's arrays lie in the flat vector; their numbers do not matter."""
+    kinds = {name: (_dtype(name, array.dtype), tuple(array.shape)) for name, array in model.items()}
+    return Packing.of(kinds, grouping, buffers)
 
 
 def _dtype(name: str, text: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(text)
+        return np.dtype(text)
     except TypeError:
-        dtype = np.dtype(object)
-    if dtype.kind not in "iub" and dtype not in (np.float16, np.float32, np.float64):
-        raise RecipeError(f"arrays.{name}", text, "must be float16, float32, float64, an integer or a boolean")
-    return dtype
+        raise RecipeError(f"arrays.{name}", text, "is no dtype that NumPy has") from None
 
 
 def decoded(name: str, array: Array) -> np.ndarray:

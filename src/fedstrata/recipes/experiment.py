@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +23,10 @@ from fedstrata.clients.modules import same_bits
 from fedstrata.clients.setup import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
+from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers
-from fedstrata.core.rounds import Plan, ServerState, initial_state, settle
+from fedstrata.core.round import check_cohort
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
@@ -51,9 +53,15 @@ class Experiment:
     """Where its data sets were looked for, if not in the usual place."""
 
     @property
+    def cohort_size(self) -> int:
+        """How many clients take part in a round."""
+        return self.recipe.training.participation.cohort_size(int((self.task.sizes() > 0).sum()))
+
+    @property
     def plan(self) -> Plan:
         """What `fit` needs."""
-        return Plan(self.layers, self.recipe.training, self.recipe.seed, self.recipe.record.layers)
+        recipe, table = self.recipe, self.recipe.training
+        return Plan(self.layers, table.rounds, table.participation, table.local, recipe.seed, recipe.record.layers)
 
     @property
     def setup(self) -> Setup:
@@ -63,7 +71,7 @@ class Experiment:
             layers=self.layers,
             objective=self.algorithm.objective,
             selection=self.algorithm.selection,
-            training=self.recipe.training,
+            training=self.recipe.training.local,
             seed=self.recipe.seed,
             build=self.build,
             device=self.recipe.engine.device,
@@ -74,11 +82,10 @@ class Experiment:
     @property
     def agreement(self) -> str:
         """A digest of what a client must have in common with its server, wherever each has its recipe from."""
-        local = {"epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"}
         common = {
             "seed": self.recipe.seed,
             "algorithm": self.recipe.algorithm,
-            "training": self.recipe.training.model_dump(mode="json", include=local),
+            "training": asdict(self.recipe.training.local),
             "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
             "dtype": str(self.layers.dtype),
         }
@@ -94,7 +101,7 @@ class Experiment:
 
     def warn(self) -> None:
         """Say so if the objective comes to nothing: it is refreshed with each epoch, and there is no second one."""
-        objective, training = self.algorithm.objective, self.recipe.training
+        objective, training = self.algorithm.objective, self.recipe.training.local
         sizes = self.task.sizes()
         if training.steps is None:
             field, one_epoch = "training.epochs", training.epochs == 1
@@ -172,7 +179,8 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
     wanted, holders = recipe.training.clients_per_round, int((task.sizes() > 0).sum())
     if wanted is not None and wanted > len(task.clients):
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
-    algorithm = settle(recipe.build_algorithm(), recipe.training.cohort_size(holders))
+    algorithm = recipe.built_algorithm
+    check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
     layers = Layers.of(model, recipe.grouping())
     _check_builder(model, build(), layers)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)

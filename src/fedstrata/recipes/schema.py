@@ -5,11 +5,12 @@ Ours live in `recipes/` and go by their name.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,9 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.checks import BadValue, require
 from fedstrata.core.errors import MISSING, RecipeError
 from fedstrata.core.grouping import GROUPINGS, Grouping
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.tasks.config import TaskConfig
-from fedstrata.tasks.partitions import build_partition
 
 FORMAT = 1
 """Version of the recipe format."""
@@ -49,6 +49,54 @@ class LayersConfig(BaseModel):
         require(known, "grouping", self.grouping, f"is none of {', '.join(GROUPINGS)}")
         require(self.grouping != {}, "grouping", self.grouping, "names no layer")
         return self
+
+
+class Training(BaseModel):
+    """The `[training]` table of a recipe: how many rounds, who takes part in one, and what a client does locally."""
+
+    model_config = _STRICT
+
+    rounds: int = Field(50, ge=1, description="communication rounds")
+    clients_per_round: int | None = Field(None, ge=1, description="K; all clients if not given")
+    sampling: Literal["uniform", "size"] = Field("uniform", description="size: probability proportional to shard size")
+    epochs: int = Field(1, ge=1, description="local epochs E")
+    steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
+    batch_size: int = Field(32, ge=1, description="B; the last short batch of an epoch is kept")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="starts fresh every round")
+    lr: float = Field(0.01, gt=0, description="learning rate of the first round")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="of SGD and Adam, as an L2 penalty")
+    stragglers: float = Field(0.0, ge=0, le=1, description="share of a round's clients that do only part of the work")
+    keep_stragglers: bool = Field(True, description="whether the server uses what stragglers send")
+    dropouts: float = Field(0.0, ge=0, lt=1, description="probability that a client vanishes from a round")
+    min_replies: float = Field(0.0, ge=0, le=1, description="share of replies below which a round is tried again")
+    attempts: int = Field(3, ge=1, description="how often a round is tried before the run stops")
+    initial_weights: Path | None = Field(None, strict=False, description="a safetensors file to start from")
+
+    @field_validator("initial_weights")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.absolute()  # a run may be resumed from elsewhere
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Training:
+        _ = self.participation, self.local  # each checks itself
+        return self
+
+    @property
+    def participation(self) -> Participation:
+        """Who takes part in a round: what the server decides."""
+        return Participation(**self.model_dump(include=_names(Participation)))
+
+    @property
+    def local(self) -> LocalTraining:
+        """What a client does: all that it is told of this table."""
+        return LocalTraining(**self.model_dump(include=_names(LocalTraining)))
+
+
+def _names(cls: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}
 
 
 class Evaluation(BaseModel):
@@ -157,9 +205,9 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        recipe.build_algorithm()
+        _ = recipe.built_algorithm
         if recipe.task.function is None:
-            build_partition(recipe.task.partition)
+            _ = recipe.task.built_partition
             target = recipe.evaluation.target
             if target is not None:
                 check_accuracy_target(target)
@@ -176,13 +224,14 @@ class Recipe(BaseModel):
         except ValidationError as error:
             raise explain(error, cls) from None
 
-    def build_algorithm(self) -> Algorithm:
-        """The algorithm that `[algorithm]` describes."""
+    @cached_property
+    def built_algorithm(self) -> Algorithm:
+        """The algorithm that `[algorithm]` describes: built once, when it is first asked for."""
         return from_table(self.algorithm)
 
     def grouping(self) -> Grouping:
         """What a layer is: the recipe's own grouping, or the algorithm's."""
-        return self.layers.grouping or self.build_algorithm().grouping
+        return self.layers.grouping or self.built_algorithm.grouping
 
     def named_code(self) -> list[tuple[str, str]]:
         """Where the recipe names code as `module:name`, and what: it is imported when the recipe is run."""

@@ -1,6 +1,6 @@
 """A report: runs and comparisons as one HTML page that needs nothing else (docs/report.md).
 
-`content` turns run directories into plain figures, `page` puts them into the template; `page.html`, `page.css` and the
+`content` turns run directories into plain content, `page` puts them into the template; `page.html`, `page.css` and the
 scripts are what the browser runs.
 """
 

@@ -1,4 +1,4 @@
-"""From run directories to the figures of a report, small enough for one page.
+"""From run directories to what a report shows, small enough for one page.
 
 Runs that differ in nothing but the seed are one series: one colour, one row of the table, one interval. What the page
 holds of every client and layer is bounded; beyond the bound it is summarised over clients, then also thinned over
@@ -11,28 +11,31 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedstrata._version import __version__
-from fedstrata.core.errors import RunDirectoryError
+from fedstrata.core.errors import FedstrataError, RunDirectoryError
 from fedstrata.report.packing import pack, rounded
-from fedstrata.runs.compare import ENOUGH_SEEDS, begun_cells, estimate
-from fedstrata.runs.runner import Line, Run
+from fedstrata.runs.comparison import begun_runs
+from fedstrata.runs.formats import DataEntry, LayerRecord, Line
+from fedstrata.runs.reader import Run
+from fedstrata.runs.statistics import ENOUGH_SEEDS, estimate
 
-FIGURES = ("angle", "smoothed_angle", "relative", "divergence", "norm", "weight", "mu", "mask")
+QUANTITIES = ("angle", "smoothed_angle", "relative", "divergence", "norm", "weight", "mu", "mask")
 """Per client and layer, as in the run directory; `relative` is divergence / norm."""
 
 SUMMARY = ("max", "75 %", "median", "25 %", "min", "mean")
-"""What stands for a round's clients when there are too many figures."""
+"""What stands for a round's clients when there are too many numbers."""
 
 BUDGET = 1_700_000
-"""Characters for figures per layer: leaves room below 2 MB for everything else."""
+"""Characters for the numbers per layer: leaves room below 2 MB for everything else."""
 
 MOST_CLIENTS = 200
 """Rows of the partition's table that a page shows."""
@@ -40,7 +43,7 @@ MOST_CLIENTS = 200
 MOST_TROUBLED = 50
 """Clients with lost replies that a page lists."""
 
-_CHARACTERS = 4  # of a packed figure
+_CHARACTERS = 4  # of a packed number
 _MOST_TOLD = 2  # settings in the name of a series
 
 
@@ -51,6 +54,15 @@ class Source:
     run: Run
     name: str
     history: list[Line]
+    finished: bool
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path, name: str | None = None) -> Source:
+        """Read a run; its name is that of its algorithm if there is no other."""
+        run = Run(path)
+        history = run.history()
+        return cls(run, name or run.recipe.label, history, run.finished(history), run.summary(history))
 
     @property
     def layers(self) -> int:
@@ -60,7 +72,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Detail:
-    """How much of the figures per layer fits: clients one by one or summarised, and every how many rounds."""
+    """How much of the numbers per layer fits: clients one by one or summarised, and every how many rounds."""
 
     summarised: bool
     every: int
@@ -71,43 +83,76 @@ class Detail:
         return shown if not count or shown[-1:] == [count] else [*shown, count]
 
 
+T = TypeVar("T")
+
+
+class _Reading:
+    """Reads runs one by one. One that was asked for by name must be whole; of others, what is wrong is kept."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+        self.required: set[Path] = set()
+
+    def attempt(self, path: Path, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except (FedstrataError, OSError) as error:
+            if path in self.required:
+                raise
+            self.left_out.append(str(error))
+            return None
+
+    def sources(self, path: Path) -> Iterator[Source]:
+        """The runs of a directory: itself, a comparison's, or all that it holds, such as those of a study."""
+        if (path / "compare.json").exists():
+            begun: list[tuple[Path, str | None]] = [(at, algorithm) for algorithm, _, at in begun_runs(path)]
+            if not begun:
+                raise RunDirectoryError(f"{path}: no run of this comparison has begun yet")
+        else:
+            inside = [] if (path / "run.json").exists() else [found.parent for found in path.rglob("run.json")]
+            begun = [(at, None) for at in sorted(inside, key=_number_by_number)]
+        if not begun:
+            begun = [(path, None)]
+            self.required.add(path)
+        for at, name in begun:
+            source = self.attempt(at, partial(Source.of, at, name))
+            if source is not None:
+                yield source
+
+
 def collect(paths: Sequence[Path]) -> dict[str, Any]:
     """Everything that a report on these run and comparison directories shows, ready to be written as JSON."""
-    sources = list({source.run.path.resolve(): source for path in paths for source in _open(path)}.values())
-    detail = _choose_detail(sources)
-    groups = _group(sources)
-    partitions: list[dict[str, Any]] = []
-    series = []
-    for name, group in zip(_names(groups), groups, strict=True):
-        try:
-            series.append(_series(name, group, detail, partitions))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # a file that was tampered with
-            places = ", ".join(str(source.run.path) for source in group)
-            raise RunDirectoryError(f"{places}: damaged; {type(error).__name__}: {error}") from None
+    reading = _Reading()
+    found = {source.run.path.resolve(): source for path in paths for source in reading.sources(path)}
+    detail = _choose_detail(list(found.values()))
+    pages: dict[Path, dict[str, Any]] = {}
+    with np.errstate(all="ignore"):  # whatever a file may hold
+        for place, source in found.items():
+            page = reading.attempt(source.run.path, partial(_run, source, detail))
+            if page is not None:
+                pages[place] = page
+        sources = [found[place] for place in pages]
+        if not sources:
+            raise RunDirectoryError(reading.left_out[0])
+        groups = _group(sources)
+        partitions: list[dict[str, Any]] = []
+        series = []
+        for name, group in zip(_names(groups), groups, strict=True):
+            runs = [
+                {**pages[one.run.path.resolve()], "partition": _partition(one.run.about.data, partitions)}
+                for one in group
+            ]
+            series.append(_series(name, group, runs))
     return {
         "version": __version__,
         "title": ", ".join(dict.fromkeys(source.run.recipe.name for source in sources)),
         "enoughSeeds": ENOUGH_SEEDS,
         "every": detail.every,
         "summary": list(SUMMARY) if detail.summarised else None,
+        "leftOut": reading.left_out,
         "series": series,
         "partitions": partitions,
     }
-
-
-def _open(path: Path) -> Iterator[Source]:
-    if (path / "compare.json").exists():
-        cells = begun_cells(path)
-        if not cells:
-            raise RunDirectoryError(f"{path}: no run of this comparison has begun yet")
-        for cell in cells:
-            run = Run(cell.path)
-            yield Source(run, cell.algorithm, run.history())
-        return
-    inside = [] if (path / "run.json").exists() else [found.parent for found in path.rglob("run.json")]
-    for place in sorted(inside, key=_number_by_number) or [path]:  # of a study: CELL/ARM/seed-N
-        run = Run(place)
-        yield Source(run, run.recipe.label, run.history())
 
 
 def _number_by_number(path: Path) -> list[tuple[int, str]]:
@@ -117,7 +162,7 @@ def _number_by_number(path: Path) -> list[tuple[int, str]]:
 
 def _choose_detail(sources: Sequence[Source]) -> Detail:
     """Everything if it fits into the budget, else a summary over clients of as many rounds as fit."""
-    price = _CHARACTERS * len(FIGURES)
+    price = _CHARACTERS * len(QUANTITIES)
     one_by_one = sum(price * source.layers * line["clients"] for source in sources for line in source.history)
     summarised = sum(price * source.layers * len(SUMMARY) * len(source.history) for source in sources)
     if one_by_one <= BUDGET:
@@ -133,7 +178,7 @@ def _group(sources: Sequence[Source]) -> list[list[Source]]:
     groups: dict[tuple[str, str, int], list[Source]] = {}
     seen: Counter[tuple[str, str, int]] = Counter()
     for source in sources:
-        model = f"{source.run.directory.info['clients']} {source.run.directory.info['layers']}"
+        model = f"{source.run.about.clients} {source.run.about.layers}"
         key = (json.dumps(source.run.recipe.essence()), model)
         again = seen[*key, source.run.recipe.seed]
         seen[*key, source.run.recipe.seed] += 1
@@ -188,27 +233,25 @@ def _settings(run: Run) -> dict[str, str]:
     return {key: value for key, value in flat.items() if key not in ("seed", "format", "engine.workers")}
 
 
-def _series(name: str, group: Sequence[Source], detail: Detail, partitions: list[dict[str, Any]]) -> dict[str, Any]:
+def _series(name: str, group: Sequence[Source], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = group[0].run
     return {
         "name": name,
         "recipe": first.recipe.name,
-        "clients": first.directory.info["clients"],
-        "layers": [
-            {"name": str(layer["name"]), "numbers": int(layer["numbers"])} for layer in first.directory.info["layers"]
-        ],
+        "clients": first.about.clients,
+        "layers": [{"name": layer.name, "numbers": layer.numbers} for layer in first.about.layers],
         "settings": _settings(first),
         "outcome": _outcome(group),
         "curves": _curves(group),
-        "runs": [_run(source, detail, partitions) for source in group],
+        "runs": runs,
     }
 
 
 def _outcome(group: Sequence[Source]) -> dict[str, Any]:
     """The row of the table: of the finished runs, or of all as far as they are if none is finished."""
     begun = [source for source in group if source.history]
-    counted = [source for source in begun if source.run.finished()] or begun
-    summaries = [source.run.summary() for source in counted]
+    counted = [source for source in begun if source.finished] or begun
+    summaries = [source.summary for source in counted]
     run = group[0].run
     metric, target = run.metric, run.recipe.evaluation.target
     columns = {"final": (metric.name, metric.worst), "best": ("best", metric.worst), "upload": ("upload", math.inf)}
@@ -276,7 +319,7 @@ def _curves(group: Sequence[Source]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Curve:
-    """One run's figure over rounds: upload so far and value, which is the worst there is where it was not finite."""
+    """What a run measured over rounds: upload so far and value, the worst there is where it was not finite."""
 
     seed: int
     better: str
@@ -298,13 +341,13 @@ def _measurements(source: Source) -> dict[str, Curve]:
     wanted = [(f"{metric.name} on {name}", name, metric.name, metric.direction) for name in sets]
     wanted += [(f"loss on {name}", name, "loss", "min") for name in sets if metric.name != "loss"]
     curves = {}
-    for label, name, figure, better in [*wanted, ("training loss", "", "train_loss", "min")]:
+    for label, name, quantity, better in [*wanted, ("training loss", "", "train_loss", "min")]:
         worst = -math.inf if better == "max" else math.inf
         points = {}
         for line in source.history:
-            values = line["metrics"].get(name, {}) if name else line
-            if figure in values:
-                points[int(line["round"])] = (float(line["upload_total"]), _or_worst(values[figure], worst))
+            values = line["metrics"].get(name, {}) if name else {quantity: line["train_loss"]}
+            if quantity in values:
+                points[line["round"]] = (float(line["upload_total"]), _or_worst(values[quantity], worst))
         if points:
             curves[label] = Curve(run.recipe.seed, better, points)
     return curves
@@ -313,45 +356,32 @@ def _measurements(source: Source) -> dict[str, Curve]:
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 
-def _run(source: Source, detail: Detail, partitions: list[dict[str, Any]]) -> dict[str, Any]:
-    run, history = source.run, source.history
-    data = run.directory.info["data"]
+def _run(source: Source, detail: Detail) -> dict[str, Any]:
+    run, history, data = source.run, source.history, source.run.about.data
     recorded = run.recipe.record.layers
-    records = {line["round"]: _record(source, line["round"]) for line in history} if recorded else {}
+    records = {line["round"]: run.layers(line["round"]) for line in history} if recorded else {}
     return {
         "seed": run.recipe.seed,
         "path": str(run.path),
-        "created": str(run.directory.info["created"]),
-        "data": f"{data.get('dataset', 'its own')} ({data['source']})" if "source" in data else None,
-        "finished": run.finished(),
+        "created": run.about.created,
+        "data": f"{data.dataset} ({data.source})" if data.source is not None else None,
+        "finished": source.finished,
         "rounds": len(history),
         "planned": run.recipe.training.rounds,
         "shown": detail.rounds(len(history)),
-        "figures": _figures(records, detail) if records else None,
+        "record": _packed([records[round] for round in detail.rounds(len(history))], detail) if records else None,
         "bytes": _bytes(history, source.layers, detail),
         "trouble": _trouble(history, records),
-        "partition": _partition(data, partitions),
     }
 
 
-def _record(source: Source, round: int) -> dict[str, np.ndarray]:
-    """A round's figures, of the shape they must have."""
-    figures = source.run.figures(round)
-    shape = (len(figures["clients"]), source.layers)
-    divergence, norm = figures["divergence"], figures["norm"]
-    if divergence.shape == norm.shape:
-        figures["relative"] = np.divide(divergence, norm, out=np.full(norm.shape, np.nan), where=norm > 0)
-    for name in FIGURES:
-        if figures[name].shape != shape:
-            raise ValueError(f"{name} of round {round} has the shape {list(figures[name].shape)}, not {list(shape)}")
-    return figures
-
-
-def _figures(records: dict[int, dict[str, np.ndarray]], detail: Detail) -> dict[str, Any]:
-    """Rounds × clients × layers, or rounds × SUMMARY × layers, of every figure."""
-    shown = [records[round] for round in detail.rounds(len(records))]
+def _packed(shown: Sequence[LayerRecord], detail: Detail) -> dict[str, Any]:
+    """Rounds × clients × layers, or rounds × SUMMARY × layers, of every quantity."""
     rows = _summarised if detail.summarised else np.asarray
-    values = {name: np.concatenate([rows(record[name]) for record in shown]) for name in FIGURES}
+    values = {
+        name: np.concatenate([rows(_relative(record) if name == "relative" else record[name]) for record in shown])
+        for name in QUANTITIES
+    }
     if not np.nansum(np.abs(values["mu"])):
         del values["mu"]  # nobody is held back
     packed = {name: pack(block) for name, block in values.items()}
@@ -359,6 +389,12 @@ def _figures(records: dict[int, dict[str, np.ndarray]], detail: Detail) -> dict[
         "clients": None if detail.summarised else [record["clients"].tolist() for record in shown],
         **{name: block for name, block in packed.items() if block is not None},
     }
+
+
+def _relative(record: LayerRecord) -> np.ndarray:
+    divergence, norm = record["divergence"], record["norm"]
+    relative: np.ndarray = np.divide(divergence, norm, out=np.full(norm.shape, np.nan), where=norm > 0)
+    return relative
 
 
 def _summarised(values: np.ndarray) -> np.ndarray:
@@ -389,7 +425,7 @@ def _bytes(history: Sequence[Line], layers: int, detail: Detail) -> dict[str, An
     }
 
 
-def _trouble(history: Sequence[Line], records: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+def _trouble(history: Sequence[Line], records: Mapping[int, LayerRecord]) -> dict[str, Any]:
     """Whose replies were lost, why, who could not be evaluated, and who did only a part of the work."""
     sampled: Counter[int] = Counter()
     partial: Counter[int] = Counter()
@@ -397,12 +433,13 @@ def _trouble(history: Sequence[Line], records: dict[int, dict[str, np.ndarray]])
     for record in records.values():
         sampled.update(record["clients"].tolist())
         partial.update(record["clients"][(record["work"] > 0) & (record["work"] < full)].tolist())
-    lost: dict[int, list[str]] = {}
+    lost: dict[int, list[tuple[str, str]]] = {}
     for line in history:
-        for entry in line["lost"]:
-            lost.setdefault(entry["client"], []).append(f"round {line['round']}: {entry['why']}")
-        for entry in line.get("unmeasured", ()):
-            lost.setdefault(entry["client"], []).append(f"round {line['round']}: not evaluated: {entry['why']}")
+        when = f"round {line['round']}"
+        for who in line["lost"]:
+            lost.setdefault(who["client"], []).append((who["kind"], f"{when}: {who['why']}"))
+        for who in line["unmeasured"]:
+            lost.setdefault(who["client"], []).append(("not evaluated", f"{when}: not evaluated: {who['why']}"))
     troubled = sorted({*lost, *partial}, key=lambda client: (-len(lost.get(client, ())), -partial[client], client))
     return {
         "asked": sum(line["clients"] for line in history),
@@ -414,27 +451,22 @@ def _trouble(history: Sequence[Line], records: dict[int, dict[str, np.ndarray]])
                 "client": client,
                 "sampled": sampled[client] if records else None,
                 "partial": partial[client],
-                "lost": Counter(_kind(why) for why in lost.get(client, ())),
-                "last": lost[client][-1][:300] if client in lost else None,
+                "lost": Counter(kind for kind, _ in lost.get(client, ())),
+                "last": lost[client][-1][1][:300] if client in lost else None,
             }
             for client in troubled[:MOST_TROUBLED]
         ],
     }
 
 
-def _kind(why: str) -> str:
-    """`round 3: failed: ValueError …` is of the kind `failed`."""
-    return why.split(": ")[1]
-
-
-def _partition(data: dict[str, Any], partitions: list[dict[str, Any]]) -> int | None:
+def _partition(data: DataEntry, partitions: list[dict[str, Any]]) -> int | None:
     """The number of the run's clients × classes table; runs with the same seed share one."""
-    if "table" not in data or "class_names" not in data:
+    if data.table is None:
         return None
-    table = np.array(data["table"], dtype=np.int64)
+    table = np.array(data.table, dtype=np.int64)
     held = (table > 0).sum(1)
     partition = {
-        "classes": [str(name) for name in data["class_names"]],
+        "classes": data.class_names,
         "clients": len(table),
         "counts": table[:MOST_CLIENTS].tolist(),
         "samples": _spread(table.sum(1)),

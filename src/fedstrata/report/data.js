@@ -1,10 +1,10 @@
 "use strict";
-// The report's figures: unpacking, arranging and writing them.
+// The report's numbers: unpacking, arranging and writing them.
 
 const report = JSON.parse(document.getElementById("data").textContent);
 
-// What a figure per client and layer is. `over` is what stands for all clients in the overview.
-const FIGURES = {
+// What the quantities per client and layer are. `over` is what stands for all clients in the overview.
+const QUANTITIES = {
   angle: {
     title: "angle", over: "median", show: degrees, exact: (v) => `${digits(v, 5)} rad`, linear: true,
     about: "between a client's update of a layer and the mean update of all who sent it. Near 0° clients agree; " +
@@ -65,7 +65,7 @@ function duration(seconds) {
 
 const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-// --- unpacking (report/packing.py says how figures are packed) ---
+// --- unpacking (report/packing.py says how numbers are packed) ---
 
 function unpack(block, count) {
   if (typeof block !== "string") return new Float64Array(count).fill(block ?? NaN);
@@ -84,24 +84,24 @@ function unpack(block, count) {
 // --- arranging ---
 
 // Per client and layer: value(t, k, l) of the t-th shown round, its k-th client (or summary) and the l-th layer.
-const figureTables = new Map();
-function figureTable(series, run, name) {
+const tables = new Map();
+function tableOf(series, run, name) {
   const key = `${report.series.indexOf(series)} ${run.seed} ${name}`;
-  if (!figureTables.has(key)) {
+  if (!tables.has(key)) {
     const layers = series.layers.length;
-    const sizes = run.shown.map((_, t) => (report.summary ?? run.figures.clients[t]).length);
+    const sizes = run.shown.map((_, t) => (report.summary ?? run.record.clients[t]).length);
     const starts = sizes.map(((sum) => (size) => (sum += size) - size)(0));
-    const values = unpack(run.figures[name], sizes.reduce((a, b) => a + b, 0) * layers);
-    figureTables.set(key, { sizes, value: (t, k, l) => values[(starts[t] + k) * layers + l] });
+    const values = unpack(run.record[name], sizes.reduce((a, b) => a + b, 0) * layers);
+    tables.set(key, { sizes, value: (t, k, l) => values[(starts[t] + k) * layers + l] });
   }
-  return figureTables.get(key);
+  return tables.get(key);
 }
 
-const hasFigure = (run, name) => run.figures !== null && run.figures[name] !== undefined;
+const hasQuantity = (run, name) => run.record !== null && run.record[name] !== undefined;
 
-// Rounds × layers, with the figure's median, mean or maximum over clients.
+// Rounds × layers, with the quantity's median, mean or maximum over clients.
 function overview(series, run, name) {
-  const table = figureTable(series, run, name), over = FIGURES[name].over;
+  const table = tableOf(series, run, name), over = QUANTITIES[name].over;
   const values = series.layers.map((_, l) => run.shown.map((_, t) => {
     if (report.summary) return table.value(t, report.summary.indexOf(over), l);
     return statistic(over, Array.from({ length: table.sizes[t] }, (_, k) => table.value(t, k, l)));
@@ -111,8 +111,8 @@ function overview(series, run, name) {
 
 // Rounds × clients of one layer; clients that were not sampled in a round have no value there.
 function oneLayer(series, run, name, layer) {
-  const table = figureTable(series, run, name);
-  const cohorts = run.shown.map((_, t) => report.summary ?? run.figures.clients[t]);
+  const table = tableOf(series, run, name);
+  const cohorts = run.shown.map((_, t) => report.summary ?? run.record.clients[t]);
   const rows = report.summary ?? [...new Set(cohorts.flat())].sort((a, b) => a - b);
   const place = new Map(rows.map((row, at) => [row, at]));
   const values = rows.map(() => run.shown.map(() => NaN));

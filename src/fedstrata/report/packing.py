@@ -1,6 +1,6 @@
-"""Many figures in few characters: five significant decimal digits in three bytes, written as base64.
+"""Many numbers in few characters: five significant decimal digits in three bytes, written as base64.
 
-A figure m · 10^(e − 4), with the digits 10000 ≤ m < 100000, becomes 1 + sign + 2 · (m + 100000 · (e + 40)) as a
+A number m · 10^(e − 4), with the digits 10000 ≤ m < 100000, becomes 1 + sign + 2 · (m + 100000 · (e + 40)) as a
 little-endian number of three bytes; m = 0 is zero, and the code 0 says that there is no value. Decimal digits, because
 that is what a page shows: nothing changes between here and there. `unpack` in data.js is the inverse.
 """
@@ -16,7 +16,7 @@ _SMALLEST, _LARGEST = -40, 42  # exponents: 83 · 100000 codes with a sign fit i
 
 
 def pack(values: np.ndarray) -> str | float | None:
-    """The figures in C order as base64; one number if all are that number, None if none of them is finite."""
+    """The numbers in C order as base64; one number if all are that number, None if none of them is finite."""
     flat = np.asarray(values, dtype=np.float64).ravel()
     known = np.isfinite(flat)
     if not known.any():

@@ -1,6 +1,6 @@
 // The page: its sections, from top to bottom, and what is chosen in them.
 
-const chosen = { seed: 0, curve: 0, figure: null, series: 0, layer: 0, direction: "up", cumulative: false };
+const chosen = { seed: 0, curve: 0, quantity: null, series: 0, layer: 0, direction: "up", cumulative: false };
 const seeds = [...new Set(report.series.flatMap((series) => series.runs.map((run) => run.seed)))].sort((a, b) => a - b);
 const several = report.series.length > 1;
 
@@ -63,8 +63,9 @@ function notices() {
       notes.push(`Not finished: ${series.name}, seed ${run.seed}, has ${run.rounds} of ${run.planned} rounds. Go on with: fedstrata run --resume ${run.path}`);
     }
   }
-  if (report.summary) notes.push("Too many figures for one page: clients are summarised. Layers show the maximum, quartiles, minimum and mean over each round's clients.");
-  if (report.every > 1) notes.push(`Of the figures per layer, every ${report.every}th round is shown; bytes are sums over the rounds between.`);
+  for (const problem of report.leftOut) notes.push(`Left out: ${problem}`);
+  if (report.summary) notes.push("Too many numbers for one page: clients are summarised. Layers show the maximum, quartiles, minimum and mean over each round's clients.");
+  if (report.every > 1) notes.push(`Of the numbers per layer, every ${report.every}th round is shown; bytes are sums over the rounds between.`);
   return notes.length ? make("div", { class: "notice", role: "note" }, notes.map((note) => make("p", {}, note))) : null;
 }
 
@@ -118,85 +119,85 @@ function curves() {
       banded || thin ? make("p", { class: "quiet" }, [banded ? "Lines are medians over seeds, bands their 95 % bootstrap intervals." : "", thin ? "Thick lines are medians over seeds, thin ones single seeds." : ""].join(" ")) : null,
     ];
   });
-  return section("curves", "Curves", choice("figure", labels, chosen.curve, (at) => { chosen.curve = at; view.renew(); }), view.box);
+  return section("curves", "Curves", choice("curve", labels, chosen.curve, (at) => { chosen.curve = at; view.renew(); }), view.box);
 }
 
 // --- layers ---
 
 function layers() {
-  const names = Object.keys(FIGURES).filter((name) => report.series.some((series) => series.runs.some((run) => hasFigure(run, name))));
-  if (!names.length) return section("layers", "Layers", make("p", {}, "No figures per layer: record.layers was off, or no round is done yet."));
-  chosen.figure ??= names[0];
+  const names = Object.keys(QUANTITIES).filter((name) => report.series.some((series) => series.runs.some((run) => hasQuantity(run, name))));
+  if (!names.length) return section("layers", "Layers", make("p", {}, "Nothing is known per layer: record.layers was off, or no round is done yet."));
+  chosen.quantity ??= names[0];
   const upper = renewed(overviews), lower = renewed(detail);
-  const choose = (figure) => { chosen.figure = figure; upper.renew(); lower.renew(); };
+  const choose = (quantity) => { chosen.quantity = quantity; upper.renew(); lower.renew(); };
   const pick = (at, layer) => { chosen.series = at; chosen.layer = layer; lower.renew(); };
 
   function overviews() {
-    const figure = FIGURES[chosen.figure];
-    const shown = report.series.map((series, at) => ({ series, at, run: runOf(series) })).filter(({ run }) => hasFigure(run, chosen.figure));
-    const grids = shown.map(({ series, run }) => overview(series, run, chosen.figure)), scale = colourScale(grids, figure.linear);
-    const over = figure.over === "max" ? "largest of all clients" : `${figure.over} over clients`;
+    const quantity = QUANTITIES[chosen.quantity];
+    const shown = report.series.map((series, at) => ({ series, at, run: runOf(series) })).filter(({ run }) => hasQuantity(run, chosen.quantity));
+    const grids = shown.map(({ series, run }) => overview(series, run, chosen.quantity)), scale = colourScale(grids, quantity.linear);
+    const over = quantity.over === "max" ? "largest of all clients" : `${quantity.over} over clients`;
     return make("div", {},
-      make("p", {}, make("b", {}, figure.title), `: ${figure.about}`),
+      make("p", {}, make("b", {}, quantity.title), `: ${quantity.about}`),
       make("h3", {}, `All layers over rounds, ${over}`),
-      make("p", { class: "quiet" }, "Point at a cell, or use the arrow keys, to read its value; click a layer to see its clients below."), scaleLegend(scale, figure.show),
+      make("p", { class: "quiet" }, "Point at a cell, or use the arrow keys, to read its value; click a layer to see its clients below."), scaleLegend(scale, quantity.show),
       make("div", { class: "multiples" }, shown.map(({ series, at, run }, k) => heatmap({
-        title: make("span", {}, several ? swatch(at) : null, nameOf(series)), label: `${figure.title}, ${nameOf(series)}: layers over rounds`,
+        title: make("span", {}, several ? swatch(at) : null, nameOf(series)), label: `${quantity.title}, ${nameOf(series)}: layers over rounds`,
         grid: grids[k], scale, columnTitle: "round", onPick: (row) => pick(at, row), said: extremes(grids[k]),
         describe: (row, column) => [make("b", {}, shownValue(grids[k].values[row][column])), ` ${grids[k].rows[row]}, round ${run.shown[column]}, ${over}`],
       }))),
-      shown.length ? null : make("p", {}, "No run with this seed has this figure."));
+      shown.length ? null : make("p", {}, "No run with this seed has it."));
   }
 
   function extremes(grid) {  // which layers stand out, said until a cell is pointed at
     const means = grid.values.map((row, l) => ({ name: grid.rows[l], value: statistic("mean", row) }))
       .filter(({ value }) => !Number.isNaN(value)).sort((a, b) => b.value - a.value);
-    const high = means[0], low = means[means.length - 1], show = FIGURES[chosen.figure].show;
+    const high = means[0], low = means[means.length - 1], show = QUANTITIES[chosen.quantity].show;
     if (!high || show(high.value) === show(low.value)) return [];
     return [make("span", { class: "finding" }, "largest in ", make("b", {}, high.name), ` (${show(high.value)}), smallest in `, make("b", {}, low.name), ` (${show(low.value)}), mean over rounds`)];
   }
 
   function detail() {
-    const series = report.series[chosen.series], run = runOf(series), figure = FIGURES[chosen.figure];
+    const series = report.series[chosen.series], run = runOf(series), quantity = QUANTITIES[chosen.quantity];
     chosen.layer = Math.min(chosen.layer, series.layers.length - 1);
     const choices = make("div", { class: "choices" },
       several ? choice("run", report.series.map(nameOf), chosen.series, (at) => { chosen.series = at; lower.renew(); }) : null,
       choice("layer", series.layers.map((layer) => layer.name), chosen.layer, (at) => { chosen.layer = at; lower.renew(); }));
     const heading = make("h3", {}, report.summary ? "One layer: summary over clients, over rounds" : "One layer: clients over rounds");
-    if (!hasFigure(run, chosen.figure)) return [heading, choices, make("p", {}, `${nameOf(series)} has no ${figure.title}.`)];
-    const layer = series.layers[chosen.layer], grid = oneLayer(series, run, chosen.figure, chosen.layer), scale = colourScale([grid], figure.linear);
-    return [heading, choices, scaleLegend(scale, figure.show), heatmap({
-      title: `${figure.title} in ${layer.name}, ${nameOf(series)}`, label: `${figure.title} in ${layer.name}: clients over rounds`, grid, scale, columnTitle: "round",
+    if (!hasQuantity(run, chosen.quantity)) return [heading, choices, make("p", {}, `${nameOf(series)} has no ${quantity.title}.`)];
+    const layer = series.layers[chosen.layer], grid = oneLayer(series, run, chosen.quantity, chosen.layer), scale = colourScale([grid], quantity.linear);
+    return [heading, choices, scaleLegend(scale, quantity.show), heatmap({
+      title: `${quantity.title} in ${layer.name}, ${nameOf(series)}`, label: `${quantity.title} in ${layer.name}: clients over rounds`, grid, scale, columnTitle: "round",
       describe: (row, column) => [make("b", {}, shownValue(grid.values[row][column])), ` ${grid.rows[row]}, round ${run.shown[column]}, ${layer.name}`],
     }), layerTable(series, run)];
   }
 
   function shownValue(value) {
-    const figure = FIGURES[chosen.figure];
+    const quantity = QUANTITIES[chosen.quantity];
     if (Number.isNaN(value)) return "no value";
-    return figure.exact ? `${figure.show(value)} (${figure.exact(value)})` : figure.show(value);
+    return quantity.exact ? `${quantity.show(value)} (${quantity.exact(value)})` : quantity.show(value);
   }
 
   return section("layers", "Layers",
-    make("div", { class: "choices" }, choice("figure", names.map((name) => FIGURES[name].title), names.indexOf(chosen.figure), (at) => choose(names[at]))), upper.box, lower.box);
+    make("div", { class: "choices" }, choice("quantity", names.map((name) => QUANTITIES[name].title), names.indexOf(chosen.quantity), (at) => choose(names[at]))), upper.box, lower.box);
 }
 
 // The last round in numbers: medians over clients, and the range of weights.
 function layerTable(series, run) {
-  const shown = Object.keys(FIGURES).filter((name) => hasFigure(run, name) && name !== "smoothed_angle"), last = run.shown.length - 1;
+  const shown = Object.keys(QUANTITIES).filter((name) => hasQuantity(run, name) && name !== "smoothed_angle"), last = run.shown.length - 1;
   const column = (name, l) => {
-    const cells = figureTable(series, run, name);
+    const cells = tableOf(series, run, name);
     if (report.summary) return (over) => cells.value(last, report.summary.indexOf(over), l);
     const values = Array.from({ length: cells.sizes[last] }, (_, k) => cells.value(last, k, l));
     return (over) => statistic(over, values);
   };
   const up = unpack(run.bytes.up, run.shown.length * series.layers.length);
   const body = series.layers.map((layer, l) => [layer.name, layer.numbers.toLocaleString("en"), ...shown.map((name) => {
-    const get = column(name, l), show = (over) => (Number.isNaN(get(over)) ? "no value" : FIGURES[name].show(get(over)));
+    const get = column(name, l), show = (over) => (Number.isNaN(get(over)) ? "no value" : QUANTITIES[name].show(get(over)));
     return name === "weight" && !Number.isNaN(get("min")) ? `${digits(get("min"), 3)}–${digits(get("max"), 3)}` : show(name === "mask" ? "mean" : "median");
   }), bytes(run.shown.reduce((sum, _, t) => sum + (up[t * series.layers.length + l] || 0), 0))]);
   return make("details", {}, make("summary", {}, `Layers of ${nameOf(series)} in round ${run.shown[last]}, in numbers`),
-    table("layers in numbers", ["layer", "numbers", ...shown.map((name) => FIGURES[name].title), "uploaded"], body),
+    table("layers in numbers", ["layer", "numbers", ...shown.map((name) => QUANTITIES[name].title), "uploaded"], body),
     make("p", { class: "quiet" }, "Medians over clients; of weights the range, of “sent” the mean. Uploaded: in all rounds."));
 }
 

@@ -1,4 +1,4 @@
-"""The page: a template with its style, its script and the figures in it. It asks nothing of any network."""
+"""The page: a template with its style, its script and its content. It asks nothing of any network."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ _SCRIPTS = ("data.js", "draw.js", "page.js")
 _OPENING = "<!doctype html>\n<!-- fedstrata report -->"
 
 
-def write(paths: Sequence[Path], out: Path) -> int:
-    """Write a report on run and comparison directories, and say how many bytes it has."""
+def write(paths: Sequence[Path], out: Path) -> tuple[int, list[str]]:
+    """Write a report on run and comparison directories; how many bytes it has, and what is wrong with runs left out."""
     if out.exists() and not (out.is_file() and out.read_bytes().startswith(_OPENING.encode())):
         raise UserError(f"--out = {str(out)!r}: exists and is no report; it is not overwritten")
-    content = render(collect(paths)).encode("utf-8", errors="replace")
+    content = collect(paths)
+    page = render(content).encode("utf-8", errors="replace")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, content)
-    return len(content)
+    write_whole(out, page)
+    return len(page), content["leftOut"]
 
 
-def render(figures: dict[str, Any]) -> str:
+def render(content: dict[str, Any]) -> str:
     """The page as text. The browser is told to run this script and no other, and to load nothing."""
     style, script = _file("page.css"), "".join(map(_file, _SCRIPTS))
     policy = f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
     parts = {
         "policy": policy,
-        "title": html.escape(figures["title"]),
+        "title": html.escape(content["title"]),
         "style": style,
-        "data": _json(figures),
+        "data": _json(content),
         "script": script,
     }
     # In one pass, so that no part is searched for the name of another.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("page.html"))
 
 
-def _json(figures: dict[str, Any]) -> str:
+def _json(content: dict[str, Any]) -> str:
     """JSON in which no name, whoever chose it, can end the script element it stands in."""
-    text = json.dumps(figures, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

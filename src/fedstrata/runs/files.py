@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from fedstrata.core.errors import DiskFull, RunDirectoryError
+from fedstrata.core.errors import DiskFull, RunDirectoryError, printable
 from fedstrata.formatting import size
 
 if TYPE_CHECKING:
     import numpy as np
 
 TEMPORARY = ".partial"
-
-_LONGEST_HISTORY = 1 << 29
-"""Bytes: some hundred thousand rounds."""
 
 _held: set[int] = set()  # handles of the locks that this process holds
 
@@ -71,30 +68,23 @@ class Folder:
             with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
                 return arrays, dict(file.metadata() or {})
-        except (SafetensorError, MemoryError, TypeError) as error:  # TypeError: a dtype that NumPy does not have
+        except (SafetensorError, MemoryError, TypeError, AttributeError) as error:  # the latter: no dtype of NumPy's
             raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
         finally:
             os.close(handle)
 
-    def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """All whole lines of a JSON-lines file."""
-        lines = self.read(name, _LONGEST_HISTORY).split(b"\n")[:-1]  # what follows the last newline was torn
-        try:
-            return [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            raise RunDirectoryError(f"{self.path / name} is damaged: a line is not JSON") from None
-
     def read_versioned(self, name: str, versions: Collection[int]) -> dict[str, Any]:
-        """A JSON file of ours, if it is whole and of a format we read."""
+        """A JSON object of ours, if it is whole and of a format we read."""
         path = self.path / name
         try:
-            content = json.loads(self.read(name).decode())
+            content = json.loads(self.read(name).decode(), parse_constant=_refuse)
         except (OSError, ValueError, RecursionError) as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+            raise RunDirectoryError(f"{path} is damaged: {printable(str(error))}") from None
         found = content.get("format") if isinstance(content, dict) else content
-        if not isinstance(content, dict) or found not in versions:
+        if not isinstance(content, dict) or type(found) is not int or found not in versions:
             readable = " and ".join(map(str, sorted(versions)))
-            raise RunDirectoryError(f"{path}: format = {found!r}; this version of fedstrata reads format {readable}")
+            theirs = printable(repr(found))
+            raise RunDirectoryError(f"{path}: format = {theirs}; this version of fedstrata reads format {readable}")
         return content
 
     def folder(self, name: str) -> Folder:
@@ -124,15 +114,14 @@ class Folder:
                 self._unlink(folder, partial)  # a full disk needs the room
                 raise
 
-    def append_line(self, name: str, record: dict[str, Any]) -> None:
-        """Add one JSON line to a file. A kill in the middle leaves a torn last line, which `read_lines` drops."""
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    def append_line(self, name: str, line: bytes) -> None:
+        """Add a line to a file. A kill in the middle leaves a torn last line, which readers drop."""
         handle = self._open(name, os.O_WRONLY | os.O_APPEND)
         with self._told(name):
             try:
                 if os.fstat(handle).st_nlink > 1:
                     raise RunDirectoryError(f"{self.path / name} has a second name elsewhere (a hard link); copy it")
-                _write_all(handle, line.encode())
+                _write_all(handle, line)
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -240,6 +229,10 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number that JSON has")
 
 
 def _parts(name: str) -> list[str]:

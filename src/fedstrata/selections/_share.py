@@ -18,11 +18,13 @@ class SomeClients:
         require(self.n is None or self.n >= 1, "n", self.n, "must be at least 1")
 
     def for_cohort(self, clients: int) -> Self:
-        """The selection with its n settled for rounds of K clients."""
-        n = self.n if self.n is not None else max(1, round(clients / 5))
-        require(n <= clients, "n", n, f"must be at most the clients of a round, {clients}")
-        return replace(self, n=n)
+        """The selection for a round of K clients: its n, or a fifth of them."""
+        return self if self.n is not None else replace(self, n=max(1, round(clients / 5)))
+
+    def check_cohort(self, clients: int) -> None:
+        """Refuse an n that no round of K clients can have."""
+        require(self.n is None or self.n <= clients, "n", self.n, f"must be at most the clients of a round, {clients}")
 
     def count(self, clients: int) -> int:
-        """How many of the clients that are left: all, if fewer than n answered."""
+        """How many of the clients that are left: all, if fewer than n are."""
         return clients if self.n is None else min(self.n, clients)

@@ -20,7 +20,7 @@ from fedstrata.tasks import datasets
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
-from fedstrata.tasks.partitions import Partition, build_partition, held_out_sizes, split
+from fedstrata.tasks.partitions import Partition, held_out_sizes, split
 from fedstrata.tasks.task import Samples, Task, as_data
 
 
@@ -74,7 +74,7 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
         rows = rng.generator(seed, "validation").permutation(rows)
         evaluation["validation"] = Samples(train.inputs, train.targets, rows[: config.validation])
         rows = np.sort(rows[config.validation :])
-    partition = _partition(config.partition, labels[rows], seed)
+    partition = _partition(config, labels[rows], seed)
     partition = Partition(rows[partition.indices], partition.offsets)
     evaluation["train"] = Samples(train.inputs, train.targets, partition.indices)
     notes: dict[str, Any] = {"dataset": config.dataset, "source": source}
@@ -170,25 +170,25 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (share @ values.square() - mean.square()).sqrt()
 
 
-def _partition(table: Mapping[str, Any], labels: np.ndarray, seed: int) -> Partition:
-    scheme = build_partition(table)
+def _partition(config: TaskConfig, labels: np.ndarray, seed: int) -> Partition:
+    name, scheme = config.partition.get("name"), config.built_partition
     try:
         partition = scheme.split(labels, rng.generator(seed, "partition"))
     except BadValue as error:
         raise RecipeError(f"task.partition.{error.field}", error.value, error.problem) from None
     except ValueError as error:
-        raise RecipeError("task.partition", table.get("name"), str(error)) from None
+        raise RecipeError("task.partition", name, str(error)) from None
     if not isinstance(partition, Partition):
         lists = [np.asarray(rows) for rows in partition]
         for client, rows in enumerate(lists):
             if rows.ndim != 1 or (len(rows) and not np.issubdtype(rows.dtype, np.integer)):
-                raise RecipeError("task.partition", table.get("name"), f"client {client} has no array of whole numbers")
+                raise RecipeError("task.partition", name, f"client {client} has no array of whole numbers")
             if len(rows) and not 0 <= rows.min() <= rows.max() < len(labels):
                 problem = f"client {client} has an index outside 0 … {len(labels) - 1}"
-                raise RecipeError("task.partition", table.get("name"), problem)
+                raise RecipeError("task.partition", name, problem)
         partition = Partition.from_lists(lists)
     if len(partition) == 0 or not (partition.sizes > 0).any():
-        raise DataError(f"task.partition = {table.get('name')!r}: no client has any sample")
+        raise DataError(f"task.partition = {name!r}: no client has any sample")
     return partition
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedstrata.core.checks import require
+from fedstrata.tasks.partitions import build_partition
 
 PYTHON_TASK = "python"
 """What `task.function` says when the Task was handed over in Python."""
@@ -64,6 +66,11 @@ class TaskConfig(BaseModel):
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
     function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
+
+    @cached_property
+    def built_partition(self) -> Any:
+        """The scheme that `[task.partition]` describes: built once, when it is first asked for."""
+        return build_partition(self.partition)
 
     @model_validator(mode="after")
     def _check(self) -> TaskConfig:

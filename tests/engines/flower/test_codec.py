@@ -122,11 +122,8 @@ def test_replies_arrive_as_they_were_sent(data: st.DataObject, layers: Layers, s
             rows[~units[entry.first_unit : entry.first_unit + entry.units]] = 0
     elif what == "scores":
         scores = torch.rand(len(layers))
+    order = Order("train", 3, 1, data.draw(numbers))
     reply = Reply(
-        "train",
-        3,
-        1,
-        data.draw(numbers),
         size=data.draw(numbers),
         metrics=data.draw(st.dictionaries(st.text(min_size=1, max_size=8), st.floats(), max_size=4)),
         sent=sent,
@@ -135,7 +132,7 @@ def test_replies_arrive_as_they_were_sent(data: st.DataObject, layers: Layers, s
         scores=scores,
         stiffness=data.draw(st.none() | st.just(torch.rand(len(layers), dtype=torch.float64))),
     )
-    same(reply, decode_reply(over_the_wire(encode_reply(reply, layers)), layers))
+    same(reply, decode_reply(over_the_wire(encode_reply(reply, order, layers)), order, layers))
 
 
 @pytest.mark.parametrize("layers", [LAYERS, DOUBLE, MANY])
@@ -148,11 +145,11 @@ def test_a_reply_weighs_what_the_ledger_says_and_little_more(layers: Layers, sha
         units = torch.arange(layers.units) % 10 < 10 * share
         sent = layers_with_units(units, layers)
     reply = Reply(
-        "train", 7, 0, 12, 500, {"loss": 0.5}, sent, units, torch.ones(layers.numel, dtype=layers.dtype),
+        500, {"loss": 0.5}, sent, units, torch.ones(layers.numel, dtype=layers.dtype),
         stiffness=torch.ones(len(layers), dtype=torch.float64),
     )  # fmt: skip
-    content = encode_reply(reply, layers)
-    ledger = int(reply.upload_bytes(layers).sum())
+    content = encode_reply(reply, Order("train", 7, 0, 12), layers)
+    ledger = int(reply.upload_bytes(layers, layers.bytes_per_layer()).sum())
     arrays = sum(len(record) for record in content.array_records.values())
     data = sum(
         len(array.data) for name in ("layers", "units") for array in content.array_records.get(name, {}).values()
@@ -166,8 +163,8 @@ def test_the_bytes_of_units_by_hand() -> None:
     units = torch.zeros(LAYERS.units, dtype=torch.bool)
     fc1 = LAYERS.layers[LAYERS.names.index("fc1")]
     units[[fc1.first_unit + 1, fc1.first_unit + 3]] = True
-    reply = Reply("train", 1, 0, 0, 1, sent=layers_with_units(units, LAYERS), units=units, update=vector(LAYERS, 0))
-    content = encode_reply(reply, LAYERS)
+    reply = Reply(1, sent=layers_with_units(units, LAYERS), units=units, update=vector(LAYERS, 0))
+    content = encode_reply(reply, Order("train", 1, 0, 0), LAYERS)
     assert list(content["layers"]) == list(content["units"]) == ["fc1"]
     assert len(content["layers"]["fc1"].data) == 2 * 6 * 4
     assert np.frombuffer(content["units"]["fc1"].data, np.int32).tolist() == [1, 3]
@@ -177,9 +174,9 @@ def test_the_bytes_of_units_by_hand() -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 ORDER = Order("train", 4, 1, 7, model=vector(LAYERS, 1), mask=torch.ones(len(LAYERS), dtype=torch.bool))
-REPLY = Reply("train", 4, 1, 7, 10, {"loss": 1.0}, torch.ones(len(LAYERS), dtype=torch.bool), update=vector(LAYERS, 2))
+REPLY = Reply(10, {"loss": 1.0}, torch.ones(len(LAYERS), dtype=torch.bool), update=vector(LAYERS, 2))
 UNITS = torch.arange(LAYERS.units) % 2 == 0
-PICKED = Reply("train", 4, 1, 7, 10, sent=layers_with_units(UNITS, LAYERS), units=UNITS, update=vector(LAYERS, 2))
+PICKED = Reply(10, sent=layers_with_units(UNITS, LAYERS), units=UNITS, update=vector(LAYERS, 2))
 
 
 def changed(content: RecordDict, record: str, **values: Any) -> RecordDict:
@@ -204,7 +201,11 @@ def indices(*rows: int) -> Array:
     [
         ({"schema": 1}, "schema = 1; this version of fedstrata speaks 2"),
         ({"schema": None}, "schema = None"),
-        ({"kind": "destroy"}, "kind = 'destroy' is none of train, upload, evaluate"),
+        ({"kind": "destroy"}, "kind = 'destroy', asked for 'train'"),
+        ({"kind": "upload"}, "kind = 'upload', asked for 'train'"),
+        ({"round": 3}, "round = 3, asked for 4"),
+        ({"attempt": 0}, "attempt = 0, asked for 1"),
+        ({"client": 8}, "client = 8, asked for 7"),
         ({"round": None}, "round is missing"),
         ({"round": 1.0}, "round is a float, not a int"),
         ({"attempt": True}, "attempt is a bool, not a int"),
@@ -216,7 +217,7 @@ def indices(*rows: int) -> Array:
 )
 def test_a_reply_with_another_control_record_is_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
-        decode_reply(changed(encode_reply(REPLY, LAYERS), "reply", **values), LAYERS)
+        decode_reply(changed(encode_reply(REPLY, ORDER, LAYERS), "reply", **values), ORDER, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_a_reply_with_another_control_record_is_refused(values: dict[str, Any], 
 )
 def test_a_reply_with_other_layers_is_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
-        decode_reply(changed(encode_reply(REPLY, LAYERS), "layers", **values), LAYERS)
+        decode_reply(changed(encode_reply(REPLY, ORDER, LAYERS), "layers", **values), ORDER, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_a_reply_with_other_layers_is_refused(values: dict[str, Any], problem: s
 )
 def test_a_reply_with_impossible_units_is_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
-        decode_reply(changed(encode_reply(PICKED, LAYERS), "units", **values), LAYERS)
+        decode_reply(changed(encode_reply(PICKED, ORDER, LAYERS), "units", **values), ORDER, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -270,19 +271,19 @@ def test_a_reply_with_impossible_units_is_refused(values: dict[str, Any], proble
     ],
 )  # fmt: skip
 def test_a_reply_with_other_records_is_refused(record: str, value: Any, problem: str) -> None:
-    content = encode_reply(REPLY, LAYERS)
+    content = encode_reply(REPLY, ORDER, LAYERS)
     content[record] = value
     with pytest.raises(MessageError, match=problem):
-        decode_reply(content, LAYERS)
+        decode_reply(content, ORDER, LAYERS)
 
 
 def test_units_without_layers_and_nothing_at_all_are_refused() -> None:
-    content = encode_reply(PICKED, LAYERS)
+    content = encode_reply(PICKED, ORDER, LAYERS)
     del content["layers"]
     with pytest.raises(MessageError, match="units without layers"):
-        decode_reply(content, LAYERS)
+        decode_reply(content, ORDER, LAYERS)
     with pytest.raises(MessageError, match="record reply is missing"):
-        decode_reply(RecordDict(), LAYERS)
+        decode_reply(RecordDict(), ORDER, LAYERS)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from fedstrata.core import errors
 from fedstrata.core.errors import FedstrataError, MessageError
-from fedstrata.core.messages import Order, Reply
+from fedstrata.core.messages import Answer, Order, Reply, Status
 from fedstrata.engines.flower import failures
 from fedstrata.engines.flower.engine import FlowerEngine
-from fedstrata.engines.flower.environment import SIMULATED
 from fedstrata.engines.flower.failures import NodeFailed, type_name
+from fedstrata.nodes.environment import SIMULATED
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from tests.support.fake_grid import FakeGrid
@@ -62,7 +62,9 @@ class Ward:
         self.experiment: Experiment = build_experiment(load(path, settings={"engine.name": "flower"}))
         self.grid = FakeGrid(path, 0)
         self.grid.join(1000, 0, data=data)
-        self.engine = FlowerEngine(self.grid, self.experiment, 1, timeout=0.05, poll=0.001, **options)
+        self.engine = FlowerEngine(
+            self.grid, self.experiment.setup, self.experiment.agreement, 1, timeout=0.05, poll=0.001, **options
+        )
 
     def problem(self) -> str:
         """Why the node is not there."""
@@ -70,12 +72,12 @@ class Ward:
             self.engine.wait_for(1, 0)
         return str(caught.value).partition("; ")[2]
 
-    def ask(self, kind: Any, **changes: Any) -> Reply:
-        """The reply to an order."""
+    def ask(self, kind: Any, **changes: Any) -> Answer:
+        """The answer to an order."""
         model = None if kind == "upload" else self.experiment.first_state().model
         mask = torch.ones(len(self.experiment.layers), dtype=torch.bool)
-        [reply] = self.engine.exchange([Order(kind, 3, 1, 0, model=model, mask=mask, **changes)])
-        return reply
+        [(_, answer)] = self.engine.exchange([Order(kind, 3, 1, 0, model=model, mask=mask, **changes)])
+        return answer
 
     def sent(self) -> bytes:
         assert self.grid.replies
@@ -160,7 +162,7 @@ def test_of_bad_data_the_server_is_told_the_kind(what: str, tmp_path: Path, capl
 
 def test_an_order_finds_data_that_has_become_bad(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in a deployment, where every message is a new process that reads the data again."""
-    from fedstrata.engines.flower import node
+    from fedstrata.nodes import node
 
     csv("label,a,b,c,d", *GOOD)(tmp_path)
     ward = Ward(tmp_path, str(tmp_path))
@@ -168,7 +170,7 @@ def test_an_order_finds_data_that_has_become_bad(tmp_path: Path, caplog: pytest.
     csv("label,a,b,c,d", f"{SECRET},0,0,0,0")(tmp_path)
     node._load.cache_clear()
     for kind in ("train", "evaluate", "upload"):
-        assert ward.ask(kind).error == "it cannot read its data (DataError); its own log says more"
+        assert ward.ask(kind) == Status("failed", "it cannot read its data (DataError); its own log says more")
     assert not is_in(SECRET, ward.sent())
     assert "client 0, round 3: it cannot read its data" in caplog.text
     assert f"label = '{SECRET}' in row 1" in caplog.text
@@ -223,7 +225,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 register_signal_handlers(EventType.FLWR_CLIENTAPP_RUN_LEAVE)
-from fedstrata.engines.flower.client import app
+from fedstrata.nodes.client import app
 config = {"partition-id": 0, "recipe": "ward.toml", "data": "hidden_ward:data"}
 app(Message(RecordDict(), dst_node_id=1, message_type="query.hello"), Context(1, 1, config, RecordDict(), {}))
 print("it goes on")
@@ -291,14 +293,13 @@ def test_data_that_fails_only_when_it_is_used(
     sys.modules["hidden_ward"].mood = error  # type: ignore[attr-defined]
     for kind, does in (("train", "it cannot train"), ("evaluate", "it cannot evaluate the model")):
         caplog.clear()
-        reply = ward.ask(kind)
-        assert (reply.fault, reply.error) == ("failed", f"{does} ({name}); its own log says more")
+        assert ward.ask(kind) == Status("failed", f"{does} ({name}); its own log says more")
         assert f"client 0, round 3: {does}" in caplog.text
         assert SECRET in caplog.text
     for secret in (SECRET, "hidden_ward", str(tmp_path)):
         assert not is_in(secret, ward.sent())
     sys.modules["hidden_ward"].mood = None  # type: ignore[attr-defined]
-    assert ward.ask("train").error is None
+    assert isinstance(ward.ask("train"), Reply)
 
 
 # --- the rest of what leaves a node ----------------------------------------------------------------------------------
@@ -327,11 +328,12 @@ def test_a_metric_leaves_a_node_under_the_servers_name_only(
         path.write_text(tomli_w.dumps(common | {"task": {"function": f"{module}:task"}}))
         ward.grid.join(1000, 0, recipe=str(path))
         ward.engine.wait_for(1, 10)
-        reply = ward.ask("evaluate")
+        answer = ward.ask("evaluate")
         if expected is None:
-            assert reply.metrics.keys() == {"loss", "recall"}
+            assert isinstance(answer, Reply)
+            assert answer.metrics.keys() == {"loss", "recall"}
         else:
-            assert reply.error == f"{expected} (MessageError); its own log says more"
+            assert answer == Status("failed", f"{expected} (MessageError); its own log says more")
     assert not is_in(SECRET, ward.sent())
     assert f"this node's task has '{SECRET}'" in caplog.text
 
@@ -343,7 +345,7 @@ def test_all_that_leaves_a_node_that_is_well(tmp_path: Path) -> None:
     ward = Ward(tmp_path, str(tmp_path), fedldf)
     ward.engine.wait_for(1, 10)
     replies = [ward.ask("train"), ward.ask("train", answer="scores"), ward.ask("upload"), ward.ask("evaluate")]
-    assert [reply.error for reply in replies] == [None] * 4
+    assert [type(reply) for reply in replies] == [Reply] * 4
     header = ["schema", "kind", "round", "attempt", "client", "size"]
     layers = list(ward.experiment.layers.names)
     assert [{name: list(record) for name, record in content.items()} for _, content, _ in ward.grid.wire] == [
@@ -372,7 +374,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-from fedstrata.engines.flower.client import app
+from fedstrata.nodes.client import app
 message = Message(RecordDict(), dst_node_id=1, message_type="query.hello")
 reply = app(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
 sent = base64.b64encode(message_to_proto(reply).SerializeToString()).decode()
@@ -407,7 +409,9 @@ def test_of_flowers_own_errors_only_the_code_counts(
     ward.grid.faults.clear()
     ward.engine.wait_for(1, 10)
     ward.grid.faults[0] = lambda message, reply: Message(Error(code, SECRET), reply_to=message)
-    assert SECRET not in (ward.ask("train").error or SECRET)
+    answer = ward.ask("train")
+    assert isinstance(answer, Status)
+    assert SECRET not in str(answer)
     assert SECRET not in caplog.text
 
 
@@ -446,8 +450,7 @@ def test_a_node_that_fails_in_other_words_is_refused_and_not_quoted(
     ward.grid.faults.clear()
     ward.engine.wait_for(1, 10)
     ward.grid.faults[0] = lambda message, reply: Message(RecordDict(content), reply_to=message)
-    reply = ward.ask("train")
-    assert (reply.fault, reply.error) == ("refused", refusal)
+    assert ward.ask("train") == Status("refused", refusal)
     assert SECRET not in caplog.text
 
 
@@ -460,7 +463,7 @@ def test_a_simulation_tells_everything(
     ward = Ward(tmp_path, "hidden_ward:data", simulated=True)
     ward.engine.wait_for(1, 10)
     sys.modules["hidden_ward"].mood = ValueError(SECRET)  # type: ignore[attr-defined]
-    assert ward.ask("train").error == f"ValueError: {SECRET} (hidden_ward.py, line 12)"
+    assert ward.ask("train") == Status("failed", f"ValueError: {SECRET} (hidden_ward.py, line 12)")
     ward = Ward(tmp_path, "/no/where", simulated=True)
     problem = ward.problem()
     assert problem.startswith("node 1000: RecipeError: data = '/no/where': is neither a folder")

@@ -18,27 +18,30 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import fedstrata
 from fedstrata.algorithms import NAMED
-from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RoundFailed, RunDirectoryError
+from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RunDirectoryError
+from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import RoundRecord, fit
-from fedstrata.engines.flower import server
-from fedstrata.engines.flower.codec import Hello, decode_reply, encode_hello, encode_reply
+from fedstrata.core.messages import Order, Reply, Status
+from fedstrata.core.record import RoundFailed, RoundRecord
+from fedstrata.deployment import server
+from fedstrata.deployment.server import serve
+from fedstrata.engines.flower.codec import Hello, decode_order, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
-from fedstrata.engines.flower.server import serve
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
 from fedstrata.tasks.nodes import RemoteData
 from tests.support.fake_grid import FakeGrid, Fault, gone
+from tests.support.math import missing, words
 
 CLIENTS = 4
+TOO_LATE = Status("no reply", "nothing within 0.05 s")
 RecipeFile = Callable[..., Path]
 
 
-def on_flower(grid: FakeGrid, out: Path, **config: Any) -> list[dict[str, Any]]:
+def on_flower(grid: FakeGrid, out: Path, **config: Any) -> list[Any]:
     return list(serve(grid, {"recipe": str(grid.recipe), "out": str(out), "data": "", "wait": 10, **config}))
 
 
@@ -55,7 +58,9 @@ def federation(recipe: RecipeFile) -> Callable[..., tuple[Experiment, FakeGrid]]
 
 def rounds(experiment: Experiment, grid: FakeGrid, **options: Any) -> list[tuple[torch.Tensor, RoundRecord]]:
     """All rounds on Flower: models and records."""
-    engine = FlowerEngine(grid, experiment, CLIENTS, **{"timeout": 0.05, "poll": 0.001, **options})
+    engine = FlowerEngine(
+        grid, experiment.setup, experiment.agreement, CLIENTS, **{"timeout": 0.05, "poll": 0.001, **options}
+    )
     engine.wait_for(CLIENTS, 10)
     return [(s.model, r) for s, r in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)]
 
@@ -158,39 +163,57 @@ def test_upload_bytes_are_the_ledgers_and_little_more(recipe: RecipeFile, tmp_pa
 # --- what nodes do to a round ----------------------------------------------------------------------------------------
 
 
-def spoiled(change: Callable[[Reply], Reply], layers: Layers) -> Fault:
+Change = Callable[[Reply, Order], tuple[Reply, Order]]
+"""From what a node says, and the order it answers, to what it says instead, and the order it says that it answers."""
+
+
+def spoiled(change: Change, layers: Layers) -> Fault:
     """A node whose replies to training orders are changed, but still encoded as they should be."""
 
     def fault(message: Message, reply: Message) -> Message:
         if message.metadata.message_type != "train":
             return reply
-        return Message(encode_reply(change(decode_reply(reply.content, layers)), layers), reply_to=message)
+        order = decode_order(message.content, layers)
+        return Message(
+            encode_reply(*change(decode_reply(reply.content, order, layers), order), layers), reply_to=message
+        )
 
     return fault
 
 
-def one_nan(reply: Reply) -> Reply:
+def says(**values: Any) -> Change:
+    """A reply with other values."""
+    return lambda reply, order: (replace(reply, **values), order)
+
+
+def answers(**values: Any) -> Change:
+    """A true reply, to another order than this one."""
+    return lambda reply, order: (reply, replace(order, **values))
+
+
+def one_nan(reply: Reply, order: Order) -> tuple[Reply, Order]:
     assert reply.update is not None
     update = reply.update.clone()
     update[5] = float("nan")
-    return replace(reply, update=update)
+    return replace(reply, update=update), order
 
 
-def without_first_layer(reply: Reply) -> Reply:
+def without_first_layer(reply: Reply, order: Order) -> tuple[Reply, Order]:
     assert reply.sent is not None
-    return replace(reply, sent=reply.sent & (torch.arange(len(reply.sent)) > 0))
+    return replace(reply, sent=reply.sent & (torch.arange(len(reply.sent)) > 0)), order
 
 
 @pytest.mark.parametrize(
     ("change", "status"),
     [
-        (one_nan, "refused: update is not finite"),
+        (one_nan, "not finite: update"),
         (without_first_layer, "refused: layers fc1: sent without being asked for, or asked for and not sent"),
-        (lambda reply: replace(reply, round=reply.round - 1), "refused: round = 0, asked for 1"),
-        (lambda reply: replace(reply, attempt=9), "refused: attempt = 9, asked for 0"),
-        (lambda reply: replace(reply, client=1), "refused: client = 1, asked for 2"),
-        (lambda reply: replace(reply, size=0), "refused: size = 0, must be a positive number of samples"),
-        (lambda reply: replace(reply, update=None), "refused: update is missing"),
+        (answers(kind="evaluate"), "refused: kind = 'evaluate', asked for 'train'"),
+        (answers(round=0), "refused: round = 0, asked for 1"),
+        (answers(attempt=9), "refused: attempt = 9, asked for 0"),
+        (answers(client=1), "refused: client = 1, asked for 2"),
+        (says(size=0), "refused: size = 0, must be a positive number of samples"),
+        (says(update=None), "refused: update is missing"),
     ],
 )
 def test_a_bad_reply_costs_the_round_that_client_only(change: Any, status: str, federation: Any) -> None:
@@ -198,7 +221,7 @@ def test_a_bad_reply_costs_the_round_that_client_only(change: Any, status: str, 
     experiment, grid = federation()
     grid.faults[2] = spoiled(change, experiment.layers)
     results = rounds(experiment, grid)
-    assert results[0][1].status == ("ok", "ok", status, "ok")
+    assert words(results[0][1]) == ("ok", "ok", status, "ok")
     same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
@@ -252,7 +275,7 @@ def test_a_node_that_fails_costs_the_round_its_client_only(fault: Fault, status:
     experiment, grid = federation()
     grid.faults[2] = lambda message, reply: fault(message, reply) if message.metadata.message_type == "train" else reply
     results = rounds(experiment, grid)
-    assert results[0][1].status == ("ok", "ok", status, "ok")
+    assert words(results[0][1]) == ("ok", "ok", status, "ok")
     same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
@@ -272,7 +295,7 @@ def test_a_reply_that_flower_cannot_put_together_costs_its_client_only(federatio
 
     results = rounds(experiment, Torn(whole.recipe, CLIENTS))
     why = "refused: Flower cannot read it: KeyError: '\\x1b[2Jno such object'"
-    assert [record.status for _, record in results] == [("ok", "ok", why, "ok")] * 3
+    assert [words(record) for _, record in results] == [("ok", "ok", why, "ok")] * 3
     same_models(results, rounds_without(experiment, lambda order: order.client == 2))
 
 
@@ -297,9 +320,9 @@ def test_what_a_client_writes_cannot_reach_a_terminal(federation: Any) -> None:
     for client, fault in enumerate((failing(text), lambda message, reply: Message(Error(2, text), reply_to=message))):
         grid.faults[client] = lambda m, r, fault=fault: fault(m, r) if m.metadata.message_type == "train" else r
     [(_, record)] = rounds(experiment, grid, simulated=True)
-    assert record.status[0].startswith(r"failed: \x1b]0;owned\x07\u202eaaa")
-    assert record.status[1].startswith("failed: the ClientApp raised: …aaa")  # the end of a long reason
-    for status in record.status:
+    assert words(record)[0].startswith(r"failed: \x1b]0;owned\x07\u202eaaa")
+    assert words(record)[1].startswith("failed: the ClientApp raised: …aaa")  # the end of a long reason
+    for status in words(record):
         assert status.isprintable()
         assert len(status) < 1100
 
@@ -312,8 +335,8 @@ def test_a_fault_in_the_second_exchange_costs_that_upload_only(federation: Any) 
     asked = grid.count("query.upload")
     assert asked
     for _, record in results:
-        assert record.status[1] in ("no reply: nothing within 0.05 s", "ok, nothing chosen")
-    assert any(record.status[1].startswith("no reply") for _, record in results)
+        assert words(record)[1] in ("no reply: nothing within 0.05 s", "nothing chosen")
+    assert any(record.status[1].kind == "no reply" for _, record in results)
     same_models(results, rounds_without(experiment, lambda order: (order.kind, order.client) == ("upload", 1)))
 
 
@@ -327,8 +350,8 @@ def test_a_node_that_restarts_between_the_exchanges_has_nothing_to_upload(federa
 
     grid.faults[3] = restarts
     [(_, record)] = rounds(experiment, grid)
-    assert record.status[:3] == ("ok", "ok", "ok")
-    assert record.status[3] == "failed: it has no such update, or cannot upload it (LookupError); its own log says more"
+    assert words(record)[:3] == ("ok", "ok", "ok")
+    assert words(record)[3] == "failed: it has no such update, or cannot upload it (LookupError); its own log says more"
 
 
 def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
@@ -342,8 +365,8 @@ def test_too_few_replies_are_a_new_attempt(federation: Any) -> None:
     grid.faults |= dict.fromkeys((0, 1, 2), silent_at_first)
     [(model, record)] = rounds(experiment, grid)
     assert record.attempt == 1
-    assert record.status == ("ok",) * 4
-    assert record.earlier == tuple((0, client, "no reply: nothing within 0.05 s") for client in range(3))
+    assert words(record) == ("ok",) * 4
+    assert record.earlier == tuple((0, client, TOO_LATE) for client in range(3))
     same_models([(model, record)], rounds_without(experiment, lambda o: o.attempt == 0 and o.client < 3))
 
 
@@ -372,9 +395,7 @@ def test_an_evaluation_that_nobody_answers_loses_no_round(recipe: RecipeFile, tm
 
     grid.faults |= dict.fromkeys(range(CLIENTS), silent)
     first, second = on_flower(grid, tmp_path / "run")
-    assert first["unmeasured"] == [
-        {"client": client, "why": "no reply: nothing within 0.05 s"} for client in range(CLIENTS)
-    ]
+    assert missing(first["unmeasured"]) == [(client, TOO_LATE) for client in range(CLIENTS)]
     assert first["metrics"] == {}
     assert first["bytes"]["evaluation"] == second["bytes"]["evaluation"] > 0
     assert second["metrics"]["clients"]["clients"] == CLIENTS
@@ -416,13 +437,13 @@ def test_a_late_order_is_not_carried_out(federation: Any) -> None:
                 late = grid.carry_out(first[0], grid.nodes[1000])
                 assert late is not None
                 with pytest.raises(NodeFailed, match="a later round or attempt has begun there"):
-                    decode_reply(late.content, experiment.layers)
+                    decode_reply(late.content, decode_order(first[0].content, experiment.layers), experiment.layers)
         return reply
 
     grid.faults[0] = once_more
     results = rounds(experiment, grid)
     assert len(first) == 2
-    assert results[1][1].status == ("ok",) * 4
+    assert words(results[1][1]) == ("ok",) * 4
     same_models(results, rounds_without(experiment, lambda order: False))
 
 
@@ -431,18 +452,20 @@ def test_an_order_for_somebody_else_or_for_too_much_work_is_not_carried_out(
 ) -> None:
     experiment, grid = federation()
     grid.join(1003, 2)
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(3, 10)
     grid.nodes[1001].node_config["partition-id"] = 0  # it said 1
     model = experiment.first_state().model
     orders = [Order("train", 1, 0, client, model=model, mask=torch.ones(2, dtype=torch.bool)) for client in (0, 1, 3)]
-    replies = {reply.client: reply for reply in engine.exchange([replace(orders[0], work=9), *orders[1:]])}
+    asked = [replace(orders[0], work=9), *orders[1:]]
     more = "(MessageError); its own log says more"
-    assert replies[0].error == f"the order is for more work than its recipe has {more}"
-    assert replies[1].error == f"the order is for another client than it has {more}"
+    assert {order.client: answer for order, answer in engine.exchange(asked)} == {
+        0: Status("failed", f"the order is for more work than its recipe has {more}"),
+        1: Status("failed", f"the order is for another client than it has {more}"),
+        3: Status("no reply", "no node that is online has this client"),
+    }
     assert "work = 9, this node's recipe has 1" in caplog.text
     assert "order for client 1, this node has client 0" in caplog.text
-    assert (replies[3].fault, replies[3].error) == ("no reply", "no node that is online has this client")
 
 
 # --- who the nodes are -----------------------------------------------------------------------------------------------
@@ -458,14 +481,15 @@ def test_a_node_is_asked_once_who_it_is(federation: Any) -> None:
 def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federation: Any) -> None:
     """Not before: a second node cannot push the first one out."""
     experiment, grid = federation()
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     grid.join(7, 1)
     model = experiment.first_state().model
     order = Order("train", 1, 0, 1, model=model, mask=torch.ones(2, dtype=torch.bool))
     for expected in (1001, 7):
-        [reply] = engine.exchange([order])
-        assert reply.error is None
+        [(answered, reply)] = engine.exchange([order])
+        assert answered is order
+        assert isinstance(reply, Reply)
         assert grid.sent[-1].metadata.dst_node_id == expected
         if expected == 1001:
             grid.leave(1001)
@@ -473,7 +497,7 @@ def test_a_restarted_node_takes_its_client_over_when_the_old_one_is_gone(federat
 
 def test_a_node_that_was_killed_and_comes_back_takes_part_again(federation: Any) -> None:
     experiment, grid = federation("fedavg", {"training.rounds": 3})
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     records = []
     for after, record in fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan):
@@ -483,7 +507,7 @@ def test_a_node_that_was_killed_and_comes_back_takes_part_again(federation: Any)
         elif after.round == 2:
             grid.join(2002, 2)
             engine.wait_for(CLIENTS, 10)
-    assert [record.status[2] for record in records] == ["ok", "no reply: no node that is online has this client", "ok"]
+    assert [words(record)[2] for record in records] == ["ok", "no reply: no node that is online has this client", "ok"]
 
 
 def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: RecipeFile) -> None:
@@ -492,7 +516,7 @@ def test_nodes_that_do_not_fit_are_left_out_and_named(federation: Any, recipe: R
     grid.leave(1003)
     liar = Message(encode_hello(Hello(9, 1, 0, experiment.agreement)), dst_node_id=1, message_type="query")
     grid.faults[2] = lambda message, reply: Message(liar.content, reply_to=message)
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError) as caught:
         engine.wait_for(CLIENTS, 0.02)
     problem = str(caught.value)
@@ -507,7 +531,7 @@ def test_a_node_that_was_away_is_asked_again_who_it_is(federation: Any, recipe: 
     experiment, grid = federation()
     other = str(recipe({"training.lr": 0.2}, "other.toml"))
     grid.nodes[1003].node_config["recipe"] = other
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError, match="node 1003: client 3 has another recipe than the server"):
         engine.wait_for(CLIENTS, 0.02)
     grid.leave(1003)
@@ -535,7 +559,7 @@ def test_a_node_that_comes_late_takes_part_from_the_next_round_on(federation: An
 
 def test_the_server_knows_sizes_and_has_no_data(federation: Any) -> None:
     experiment, grid = federation("fedavg", {"evaluation.on": ["clients"], "evaluation.held_out": 0.25})
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     engine.wait_for(CLIENTS, 10)
     assert engine.sizes.tolist() == [9] * CLIENTS
     assert engine.held_out_sizes.tolist() == [3] * CLIENTS
@@ -614,6 +638,6 @@ def test_a_node_without_a_recipe_says_so(federation: Any) -> None:
     experiment, grid = federation()
     for context in grid.nodes.values():
         del context.node_config["recipe"]
-    engine = FlowerEngine(grid, experiment, CLIENTS, timeout=0.05, poll=0.001)
+    engine = FlowerEngine(grid, experiment.setup, experiment.agreement, CLIENTS, timeout=0.05, poll=0.001)
     with pytest.raises(FedstrataError, match=r"waited 0\.01 s for 4 clients, 0 are here"):
         engine.wait_for(CLIENTS, 0.01)

@@ -22,12 +22,14 @@ import tomli_w
 
 import fedstrata
 from fedstrata.core.messages import Order
-from fedstrata.engines.flower import client
 from fedstrata.engines.local import LocalEngine
+from fedstrata.nodes import client
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
 from tests.support import misbehaving
 from tests.support.federation import Federation
+from tests.support.math import missing
 from tests.support.runs import TINY, run_content
 
 pytestmark = pytest.mark.deployment
@@ -51,24 +53,26 @@ class Silent(LocalEngine):
 
 def without_them(table: dict[str, Any], plan: Plan, out: Path) -> Path:
     """The same run on the local engine, with silence in place of faults."""
-    run, experiment = Run.create(load(table), out)
+    run, experiment = create_run(load(table), out)
     engine = Silent(experiment.setup, 1)
     engine.plan = plan
     with engine:
-        for _ in run.rounds(experiment, engine):
+        for _ in run_rounds(run, experiment, engine):
             pass
     return run.path
 
 
 def masks(run: Path, number: int) -> list[int]:
     """How many layers each client was to send in a round."""
-    return [int(count) for count in Run(run).figures(number)["mask"].sum(1)]
+    return [int(count) for count in Run(run).layers(number)["mask"].sum(1)]
 
 
 def check(run: Path, expected: Path, plan: Plan, reasons: dict[str, str]) -> None:
     """The record names all faults, and nothing else differs from the run without them."""
     ours, theirs = (run_content(path, recipe=False) for path in (run, expected))
-    told = {(who["client"], line["round"]): who["why"] for line in ours["history"] for who in line["lost"]}
+    told = {
+        (client, line["round"]): str(status) for line in ours["history"] for client, status in missing(line["lost"])
+    }
     for line in (*ours["history"], *theirs["history"]):
         line["lost"] = [who["client"] for who in line["lost"]]
     planned = {(who, number): fault for who, faults in plan.items() for number, fault in faults.items()}
@@ -92,7 +96,7 @@ IN_SIMULATION = {
     "another client": r"refused: client = 0, asked for \d+",
     "a negative size": "refused: size = -5, must not be negative",
     "an absurd size": "refused: size = 1000000000000000000, at the beginning it was 12",
-    "not a number": "refused: update is not finite",
+    "not a number": "not finite: update",
     "a wrong shape": r"refused: fc\d has shape \[\d+\], expected \[\d+\]",
     "a huge shape": r"refused: fc\d has shape \[1000000000000000\], expected \[\d+\]",
     "a wrong dtype": r"refused: fc\d has dtype float64, expected float32",
@@ -152,7 +156,7 @@ def test_every_fault_in_a_simulation(tiny: Callable[..., Any], plan_file: Path, 
 
 
 IN_TWO_EXCHANGES = {
-    "scores not finite": "refused: scores are not finite",
+    "scores not finite": "not finite: scores",
     "scores too short": r"refused: scores has shape \[1\], expected \[2\]",
     "scores and layers": "refused: layers were sent along with the scores",
     "upload: raises": IN_SIMULATION["raises"],
@@ -213,7 +217,7 @@ def test_faults_on_supernodes(tmp_path: Path) -> None:
     app = made.folder / "server" / "app"
     shutil.copy(misbehaving.__file__, app)
     text = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace("fedstrata.engines.flower.client:app", "misbehaving:app"))
+    (app / "pyproject.toml").write_text(text.replace("fedstrata.nodes.client:app", "misbehaving:app"))
     made.environment[misbehaving.PLAN] = str(made.folder / "plan.json")
     (made.folder / "plan.json").write_text(json.dumps(plan))
     try:

@@ -14,9 +14,10 @@ from tests.support import node_data, own_data
 
 pytest.importorskip("flwr")
 
+
 from fedstrata.core.errors import FedstrataError
-from fedstrata.engines.flower.server import serve
-from fedstrata.runs.runner import Run
+from fedstrata.deployment.server import serve
+from fedstrata.runs.reader import Run
 from tests.support.fake_grid import FakeGrid
 
 CLIENTS = 4
@@ -36,7 +37,7 @@ def nodes(path: Path, data: list[str]) -> FakeGrid:
     return grid
 
 
-def on_flower(grid: FakeGrid, out: Path, wait: float = 10) -> list[dict[str, Any]]:
+def on_flower(grid: FakeGrid, out: Path, wait: float = 10) -> list[Any]:
     return list(serve(grid, {"recipe": str(grid.recipe), "out": str(out), "wait": wait}))
 
 
@@ -54,7 +55,7 @@ def test_nodes_with_their_own_data_end_in_the_local_engines_run(
     same_run(tmp_path / "flower", tmp_path / "local", recipe=False)
     held_out = sum(round(own_data.HELD_OUT * len(labels)) for _, labels in samples)
     assert lines[-1]["metrics"]["clients"]["samples"] == held_out
-    assert Run(tmp_path / "flower").directory.info["data"]["source"] == "the nodes' own data"
+    assert Run(tmp_path / "flower").about.data.source == "the nodes' own data"
 
 
 def test_no_message_has_a_sample_of_a_nodes_data(path: Path, tmp_path: Path) -> None:
@@ -102,10 +103,10 @@ def test_a_named_data_sets_table_stays_only_while_it_is_true(recipe: Callable[..
     """Nodes with other samples than the recipe's partition gives them: run.json has no table."""
     path = recipe()
     on_flower(FakeGrid(path, CLIENTS), tmp_path / "same")
-    assert "table" in Run(tmp_path / "same").directory.info["data"]
+    assert Run(tmp_path / "same").about.data.table is not None
     grid = FakeGrid(path, CLIENTS)
     other = recipe({"task.partition.samples": 9}, "other.toml")
     grid.leave(1003)
     grid.join(1003, 3, recipe=str(other))
     on_flower(grid, tmp_path / "other")
-    assert "table" not in Run(tmp_path / "other").directory.info["data"]
+    assert Run(tmp_path / "other").about.data.table is None

@@ -46,7 +46,7 @@ def install():
                 "replies": table,
                 "layers": {layer.name: [e.name for e in layer.entries] for layer in self.layers.layers},
                 "nodes": record.clients.tolist(),
-                "status": record.status,
+                "status": [str(status) for status in record.status],
                 "upload": record.ledger.upload,
                 "weight": record.layers["weight"].tolist() if record.layers else None,
                 "mu": record.layers["mu"].tolist() if record.layers else None,

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 import fedstrata
-from fedstrata.engines import open_engine
+from fedstrata.core.messages import Status
+from fedstrata.runs.engine import open_engine
+from fedstrata.runs.runner import create_run, run_rounds
 from tests.support.digested.recipes import ALL, BASE, CHOSEN, MODELS, RETRIES, merged
 from tests.support.digested.values import (
     Case,
@@ -24,7 +26,6 @@ from tests.support.digested.values import (
     as_arrays,
     contents,
     ending,
-    kind_of,
     leaves,
     no_values,
     values_of_run,
@@ -48,9 +49,9 @@ def values_of_records(records: Iterable[Any]) -> Values:
         sent = {"up": ledger.up.tolist(), "down": ledger.down.tolist(), "control": ledger.control}
         values["ledger"] += leaves(sent | {"feedback": [ledger.feedback_numbers, ledger.feedback]}, where)
         for client, status in zip(record.clients.tolist(), record.status, strict=True):
-            values["status"].append(f"{where}: client {client} {kind_of(status)}")
-        for attempt, client, why in record.earlier:
-            values["status"].append(f"{where}.{attempt}: client {client} {kind_of(why)}")
+            values["status"].append(f"{where}: client {client} {status.kind}")
+        for attempt, client, status in record.earlier:
+            values["status"].append(f"{where}.{attempt}: client {client} {status.kind}")
     return values
 
 
@@ -71,7 +72,7 @@ class Momentum:
 
 def with_server_step(folder: Path, algorithm: Any) -> Values:
     recipe = fedstrata.load(BASE, algorithm=algorithm, settings=merged(MODELS["batchnorm"], RETRIES))
-    _, experiment = fedstrata.Run.create(recipe, folder / "run")
+    _, experiment = create_run(recipe, folder / "run")
     stepping, layers = replace(experiment.algorithm, server=Momentum()), experiment.layers
     with open_engine(experiment) as engine:
         first = fedstrata.initial_state(experiment.initial.clone(), stepping, len(experiment.task.clients), layers)
@@ -112,28 +113,47 @@ class Unreliable:
         late, self.late = self.late, []
         yield from late
         asked = {order.client: order for order in orders}
-        for reply in self.engine.exchange(orders):
-            fault = self.faults(asked[reply.client])
-            yield from [reply] if fault is None else FAULTS[fault](reply, self.late)
+        for order, answer in self.engine.exchange(orders):
+            fault = self.faults(order)
+            yield from [(order, answer)] if fault is None else FAULTS[fault](order, answer, self.late, asked)
 
 
-Fault = Callable[[Any, list[Any]], list[Any]]
-"""From a true reply to what comes in its place. What is put into the list comes with the next exchange."""
+Fault = Callable[[Any, Any, list[Any], Mapping[int, Any]], list[Any]]
+"""From an order and its true reply to what comes in their place. What is put into the list comes with the next
+exchange; the last argument has the exchange's orders by client."""
 
 
-def late(reply: Any, later: list[Any]) -> list[Any]:
-    later.append(reply)
+def late(order: Any, reply: Any, later: list[Any], asked: Mapping[int, Any]) -> list[Any]:
+    later.append((order, reply))
     return []
 
 
 def but(**changes: Any) -> Fault:
     """The reply with other values; a function makes them from the true ones."""
 
-    def fault(reply: Any, later: list[Any]) -> list[Any]:
+    def fault(order: Any, reply: Any, later: list[Any], asked: Mapping[int, Any]) -> list[Any]:
         found = {name: new(getattr(reply, name)) if callable(new) else new for name, new in changes.items()}
-        return [replace(reply, **found)]
+        return [(order, replace(reply, **found))]
 
     return fault
+
+
+def status(kind: str, reason: str = "") -> Fault:
+    """No reply at all, and why."""
+    return lambda order, reply, later, asked: [(order, Status(kind, reason))]  # type: ignore[arg-type]
+
+
+def in_place(*replies: Callable[[Any, Any, Mapping[int, Any]], tuple[Any, Any]]) -> Fault:
+    """These pairs of an order and an answer, one after the other."""
+    return lambda order, reply, later, asked: [one(order, reply, asked) for one in replies]
+
+
+def true(order: Any, reply: Any, asked: Mapping[int, Any]) -> tuple[Any, Any]:
+    return order, reply
+
+
+def empty(order: Any, reply: Any, asked: Mapping[int, Any]) -> tuple[Any, Any]:
+    return order, replace(reply, size=0)
 
 
 def first_is(value: float) -> Callable[[Tensor], Tensor]:
@@ -141,23 +161,23 @@ def first_is(value: float) -> Callable[[Tensor], Tensor]:
 
 
 OF_ANY: dict[str, Fault] = {
-    "lost": lambda reply, later: [],
+    "lost": in_place(),
     "late": late,
-    "twice": lambda reply, later: [reply, reply],
-    "bad-then-good": lambda reply, later: [replace(reply, size=0), reply],
-    "good-then-bad": lambda reply, later: [reply, replace(reply, size=0)],
-    "for-a-stranger": but(client=77),
-    "for-another": but(client=0),
-    "another-round": but(round=9),
-    "another-attempt": but(attempt=5),
-    "another-kind": but(kind="evaluate"),
+    "twice": in_place(true, true),
+    "bad-then-good": in_place(empty, true),
+    "good-then-bad": in_place(true, empty),
+    "for-a-stranger": in_place(lambda order, reply, asked: (replace(order, client=77), reply)),
+    "for-another": in_place(lambda order, reply, asked: (asked.get(0), reply)),
+    "another-round": status("refused", "round = 9"),
+    "another-attempt": status("refused", "attempt = 5"),
+    "another-kind": status("refused", "kind = 'evaluate'"),
     "no-samples": but(size=0),
     "more-samples": but(size=lambda size: size + 1),
-    "error": but(error="boom"),
-    "error-not-finite": but(error="the loss is not finite"),
-    "unreadable": but(error="garbage", fault="refused"),
-    "unreadable-not-finite": but(error="a layer is not finite", fault="refused"),
-    "gone": but(error="the node is gone", fault="no reply"),
+    "error": status("failed", "boom"),
+    "error-not-finite": status("failed", "the loss is not finite"),
+    "unreadable": status("refused", "garbage"),
+    "unreadable-not-finite": status("refused", "a layer is not finite"),
+    "gone": status("no reply", "the node is gone"),
     "no-loss": but(metrics={}),
     "stiffness-short": but(stiffness=torch.zeros(1, dtype=torch.float64)),
 }
@@ -187,10 +207,10 @@ FAULTS = OF_ANY | OF_UPDATES | OF_UNITS | OF_SCORES
 
 def with_faults(folder: Path, algorithm: str, faults: Callable[[Any], str | None], **settings: Any) -> Values:
     recipe = fedstrata.load(BASE, algorithm=CHOSEN[algorithm], settings=merged(ALL, settings))
-    run, experiment = fedstrata.Run.create(recipe, folder / "run")
+    run, experiment = create_run(recipe, folder / "run")
     with open_engine(experiment) as engine:
         unreliable = Unreliable(engine, faults)
-        end = ending(lambda: list(run.rounds(experiment, unreliable)))
+        end = ending(lambda: list(run_rounds(run, experiment, unreliable)))
     values = values_of_run(folder / "run", end)
     values["status"] += unreliable.asked
     return values

@@ -225,7 +225,7 @@ CASES["strategy/evaluated"] = evaluated
 
 def on_messages(folder: Path, algorithm: str, errors: Mapping[int, int] | None = None, **settings: Any) -> Values:
     """Without a network. `errors` has the code of Flower's error that a client's orders always end in."""
-    from fedstrata.engines.flower.server import serve
+    from fedstrata.deployment.server import serve
 
     recipe = write_recipe(folder, {"algorithm.name": algorithm, "engine.timeout": 60.0, **settings})
     grid = fake_grid.FakeGrid(recipe, 6)

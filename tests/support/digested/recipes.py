@@ -134,8 +134,8 @@ for options in (
     "random_layers",
     "neuron_pruning:share=0.01",
     "neuron_pruning:share=1.0",
-    "fedavg:weighting.name=digested.tasks:Cautious:weighting.power=0.7",
-    "fedldf:n=3:weighting.name=digested.tasks:Cautious",
+    "fedavg:weighting.name=tests.support.digested.tasks:Cautious:weighting.power=0.7",
+    "fedldf:n=3:weighting.name=tests.support.digested.tasks:Cautious",
 ):
     add(f"option/{options}", options)
 

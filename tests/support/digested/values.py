@@ -103,7 +103,7 @@ def leaves(value: Any, where: str) -> Iterator[str]:
 
 def statuses(line: Mapping[str, Any], arrays: Mapping[str, Array], where: str) -> Iterator[str]:
     """What became of the clients. Of those that are not lost, the record tells what they were asked for and sent."""
-    lost = {who["client"]: kind_of(who["why"]) for who in line["lost"]}
+    lost = {who["client"]: who["kind"] for who in line["lost"]}
     if arrays:
         clients, work = (np.frombuffer(arrays[name][2], np.int64) for name in ("clients", "work"))
         masks = np.frombuffer(arrays["mask"][2]).reshape(arrays["mask"][1])
@@ -111,17 +111,5 @@ def statuses(line: Mapping[str, Any], arrays: Mapping[str, Array], where: str) -
             rest = "not selected" if worked == 0 else "ok" if mask.any() else "nothing chosen"
             yield f"{where}: client {client} {lost.pop(client, rest)}"
     yield from (f"{where}: client {client} {kind}" for client, kind in lost.items())
-    yield from (f"{where}.{who['attempt']}: client {who['client']} {kind_of(who['why'])}" for who in line["earlier"])
-    yield from (f"{where}: not measured on {who['client']}, {kind_of(who['why'])}" for who in line["unmeasured"])
-
-
-def kind_of(why: str) -> str:
-    """The kind of a status, from its words."""
-    if why.startswith("refused") and why.endswith("not finite"):
-        return "not finite"
-    words = {"ok, nothing chosen": "nothing chosen", "straggler, not waited for": "straggler dropped"}
-    kinds = ("ok", "not selected", "dropped out", "no reply", "failed", "refused")
-    found = words.get(why) or next((kind for kind in kinds if why.startswith(kind)), None)
-    if found is None:
-        raise ValueError(f"{why!r} is of no known kind")
-    return found
+    yield from (f"{where}.{who['attempt']}: client {who['client']} {who['kind']}" for who in line["earlier"])
+    yield from (f"{where}: not measured on {who['client']}, {who['kind']}" for who in line["unmeasured"])

@@ -15,9 +15,11 @@ from torch import Tensor
 
 import fedstrata
 from fedstrata.core.errors import FedstrataError
-from fedstrata.engines.flower.server import serve
+from fedstrata.deployment.server import serve
 from fedstrata.recipes.schema import load
-from fedstrata.runs.runner import Run
+from fedstrata.runs.reader import Run
+from fedstrata.runs.runner import create_run, run_rounds
+from fedstrata.runs.writer import last_state
 from tests.support.fake_grid import FakeGrid
 from tests.support.zoo.animals import SIZES, Animal
 from tests.support.zoo.plain import SEED, TRAINING, build, plain
@@ -45,8 +47,8 @@ def two_workers(animal: Animal, out: Path) -> None:
 
 def resumed(animal: Animal, out: Path) -> None:
     """Stopped after the first round."""
-    run, experiment = Run.create(load(recipe(animal)), out)
-    rounds = run.rounds(experiment)
+    run, experiment = create_run(load(recipe(animal)), out)
+    rounds = run_rounds(run, experiment)
     next(rounds)
     rounds.close()
     assert len(Run(out).history()) == 1
@@ -138,7 +140,7 @@ def compare_with_plain(animal: Animal, run: Run, row: Row) -> None:
 
 def compare_bits(way: str, run: Run, first: Run, row: Row) -> None:
     """The model, and what the history says of losses and metrics, on every engine."""
-    ours, theirs = run.directory.latest().model, first.directory.latest().model
+    ours, theirs = last_state(run.directory).model, last_state(first.directory).model
     same = ours.numpy().tobytes() == theirs.numpy().tobytes()
     figures = [[(line["train_loss"], line["metrics"], line["lost"]) for line in one.history()] for one in (run, first)]
     if same:

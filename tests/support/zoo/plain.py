@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from fedstrata.clients.trainers.schedule import schedule
 from fedstrata.core import rng
 from fedstrata.core.messages import Order
-from fedstrata.core.training import Training
+from fedstrata.recipes.schema import Training
 from tests.support.zoo.animals import Animal
 
 SEED = 5
@@ -53,9 +53,9 @@ def plain(animal: Animal) -> Expected:
         losses = []
         for client, data in enumerate(clients):
             model = load_values(build(animal, dtype), values)
-            order = Order("train", number, 0, client, work=training.full_work)
+            order = Order("train", number, 0, client, work=training.local.full_work)
             with rng.global_scope(SEED, "train", round=number, client=client):
-                plan = schedule(sizes[client], order, training, SEED)
+                plan = schedule(sizes[client], order, training.local, SEED)
                 losses.append(train(animal, model, data, [plan.batch(at) for at in range(len(plan))], training, dtype))
             trained.append(read(model, names))
         shares = [size / sum(sizes) for size in sizes]

@@ -48,8 +48,9 @@ def train(setup: Setup, order: Order, plan: Schedule, steps: Steps, anchor: Tens
     """Take the steps of the plan; return the mean task loss, and the stiffness in the end, if it is recorded."""
     anchors = setup.layers.views(anchor, trainable_only=True)
     spring = Spring(setup.objective, order.objective_state, setup.layers, steps.weights, anchors)
+    stays = setup.objective.refresh == "round"
     for step in range(len(plan)):
-        if is_due(setup.objective, first_of_epoch=plan.opens_epoch(step), first_of_round=step == 0):
+        if not (stays and step) and is_due(setup.objective, plan.opens_epoch(step), first_of_round=step == 0):
             spring.refresh()
         steps.take(step, spring)
     stiffness = mean_per_layer(spring.stiffness, setup.layers) if setup.record else None

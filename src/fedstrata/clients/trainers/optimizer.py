@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining
 
 
 class Optimizer(Protocol):
@@ -69,7 +69,7 @@ def make_dense(weights: Iterable[Tensor]) -> None:
             weight.grad = gradient.to_dense()
 
 
-def local_optimizer(training: Training, parameters: Iterable[Tensor], round: int) -> Optimizer:
+def local_optimizer(training: LocalTraining, parameters: Iterable[Tensor], round: int) -> Optimizer:
     """A fresh optimiser for one client's round."""
     lr, decay = training.learning_rate(round), training.weight_decay
     if training.optimizer == "adam":

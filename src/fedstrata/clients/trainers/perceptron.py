@@ -107,6 +107,7 @@ class PerceptronSteps:
             self.optimizer = local_optimizer(training, [flat], round)
         before = (None, *network.chain)
         self.chain = [_Link(*pair, flat, self.gradients) for pair in zip(before, network.chain, strict=False)]
+        self.hidden, self.backwards = self.chain[:-1], self.chain[::-1]
         own = torch.arange(len(data)) if data.rows is None else torch.from_numpy(data.rows)
         self.inputs, self.plan, self.step = data.inputs.flatten(1), plan, 0
         positions = torch.from_numpy(plan.positions)
@@ -165,19 +166,20 @@ class PerceptronSteps:
         is slow. `scale` is [1, B], and zero for a sample that only pads; `targets` are −scale where the class is the
         sample's and zero elsewhere.
         """
-        values, last = [inputs], self.chain[-1]
-        for link in self.chain[:-1]:
+        values, last = [inputs], self.backwards[0]
+        for link in self.hidden:
             values.append(link.forward(values[-1]))
         torch.addmm(last.column, last.weight, values[-1].t(), out=outputs)
-        error = torch.addcmul(targets, outputs.softmax(0), scale).t()
-        for link, entered in zip(reversed(self.chain), reversed(values), strict=True):
+        error = torch.addcmul(targets, outputs.softmax(0), scale)  # [out, B]
+        for link, entered in zip(self.backwards, reversed(values), strict=True):
             if link.to_bias is not None:
-                link.to_bias.addmv_(error.t(), self.ones, beta=self.keep)
-            link.to_weight.addmm_(error.t(), entered, beta=self.keep)
+                link.to_bias.addmv_(error, self.ones, beta=self.keep)
+            link.to_weight.addmm_(error, entered, beta=self.keep)
             if entered is not inputs:
-                error = error @ link.weight
+                error = error.t() @ link.weight
                 if link.after_relu:
                     error = torch.ops.aten.threshold_backward(error, entered, 0)
+                error = error.t()
 
     def _gather(self, step: int) -> _Block:
         """The next steps' batches."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstrata.core import rng
 from fedstrata.core.messages import Order
-from fedstrata.core.training import Training
+from fedstrata.core.training import LocalTraining
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Schedule:
         return step % self.steps_per_epoch == 0
 
 
-def schedule(samples: int, order: Order, training: Training, seed: int) -> Schedule:
+def schedule(samples: int, order: Order, training: LocalTraining, seed: int) -> Schedule:
     """`work` epochs, each in an order of its own, or as many of them as hold `work` steps."""
     generator = rng.generator(seed, "batches", round=order.round, attempt=order.attempt, client=order.client)
     size = min(training.batch_size, max(1, samples))

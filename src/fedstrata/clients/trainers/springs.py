@@ -11,7 +11,7 @@ from fedstrata.core.axes import Objective, State, Tensors
 from fedstrata.core.layers import Layers
 
 
-def is_due(objective: Objective, *, first_of_epoch: bool, first_of_round: bool) -> bool:
+def is_due(objective: Objective, first_of_epoch: bool, *, first_of_round: bool) -> bool:
     """Whether the stiffness is to be computed anew before this step."""
     return objective.refresh == "step" or first_of_round or (objective.refresh == "epoch" and first_of_epoch)
 

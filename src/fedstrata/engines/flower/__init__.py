@@ -1,12 +1,8 @@
-"""The Flower engine: orders and replies as Flower's messages, in simulation and in a deployment (docs/flower.md).
+"""The Flower engine: orders and replies as Flower's messages (docs/flower.md).
 
+engine.py      the engine over a Grid; grid.py fetches replies one by one
 codec.py       orders and replies to Flower's records and back
-server.py      the engine over a Grid, and the ServerApp
-client.py      the ClientApp
-node.py        what it says and does
-failures.py    what it says of a failure
-environment.py the variables that tell a node's process its recipe and data
-simulation.py  a whole Flower with simulated clients, for `fedstrata run --engine flower`
+failures.py    what a node says of a failure, and what the server makes of it
 """
 
 import os

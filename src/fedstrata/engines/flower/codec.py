@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedstrata.core.errors import MessageError
 from fedstrata.core.layers import Layer, Layers
-from fedstrata.core.messages import MOST_SAMPLES, SCHEMA, SCORE_DTYPE, Answer, Kind, Order, Reply, layers_with_units
+from fedstrata.core.messages import MOST_SAMPLES, SCHEMA, SCORE_DTYPE, Kind, Order, Reply, Wanted, layers_with_units
 from fedstrata.engines.flower import failures
 
 RAW = "raw"
@@ -51,7 +51,7 @@ class Hello:
     size: int
     held_out: int
     agreement: str
-    """`Experiment.agreement` of its own recipe."""
+    """What it must have in common with its server, in a digest."""
 
 
 def encode_hello(hello: Hello) -> RecordDict:
@@ -98,7 +98,7 @@ def decode_order(content: RecordDict, layers: Layers) -> Order:
     control = _values(records["order"], _HEADER | {"answer": str, "work": int, "metric": str}, {"mask": bytes})
     kind, answer = control["kind"], control["answer"]
     _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
-    _require(answer in get_args(Answer), f"answer = {answer[:50]!r} is none of {', '.join(get_args(Answer))}")
+    _require(answer in get_args(Wanted), f"answer = {answer[:50]!r} is none of {', '.join(get_args(Wanted))}")
     _require(control["work"] >= 1, f"work = {control['work']}, must be at least 1")
     model = None
     if "model" in records:
@@ -123,9 +123,9 @@ def decode_order(content: RecordDict, layers: Layers) -> Order:
 # --- replies -------------------------------------------------------------------------------------------------------
 
 
-def encode_reply(reply: Reply, layers: Layers) -> RecordDict:
-    """A client's reply, with the layers or units that it sends and no others."""
-    control = _header(reply) | {"size": reply.size}
+def encode_reply(reply: Reply, order: Order, layers: Layers) -> RecordDict:
+    """A client's reply to an order, with the layers or units that it sends and no others."""
+    control = _header(order) | {"size": int(reply.size or 0)}
     records: dict[str, Any] = {"reply": ConfigRecord(control)}
     if reply.metrics:
         records["metrics"] = MetricRecord(dict(reply.metrics))
@@ -147,14 +147,15 @@ def encode_reply(reply: Reply, layers: Layers) -> RecordDict:
     return RecordDict(records)
 
 
-def decode_reply(content: RecordDict, layers: Layers, simulated: bool = False) -> Reply:
-    """A client's reply; `NodeFailed`, if it has none. Whether it is what was asked for is for `check_reply` to say."""
+def decode_reply(content: RecordDict, order: Order, layers: Layers, simulated: bool = False) -> Reply:
+    """A client's reply to an order; `NodeFailed`, if it has none. What is in it is for `check_reply` to judge."""
     failures.read(content, simulated)
     optional = {"metrics": MetricRecord, "figures": ArrayRecord, "layers": ArrayRecord, "units": ArrayRecord}
     records = _records(content, {"reply": ConfigRecord}, optional)
     control = _values(records["reply"], _HEADER | {"size": int}, {})
-    kind = control["kind"]
-    _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
+    for name in ("kind", "round", "attempt", "client"):
+        asked, got = getattr(order, name), control[name]
+        _require(got == asked, f"{name} = {got!r}, asked for {asked!r}")
     _require(control["size"] >= 0, f"size = {control['size']}, must not be negative")
     figures = dict(records.get("figures", {}))
     scores, stiffness = figures.pop("scores", None), figures.pop("stiffness", None)
@@ -171,10 +172,6 @@ def decode_reply(content: RecordDict, layers: Layers, simulated: bool = False) -
             update, sent = _layers(records["layers"], layers), torch.tensor([name in names for name in layers.names])
     _require("units" not in records or "layers" in records, "units without layers")
     return Reply(
-        kind,
-        control["round"],
-        control["attempt"],
-        control["client"],
         size=control["size"],
         metrics=_metrics(records.get("metrics", {})),
         sent=sent,
@@ -282,14 +279,10 @@ def _unpacked(bits: bytes, count: int) -> Tensor:
     return torch.from_numpy(np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool))
 
 
-def _header(message: Order | Reply) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "kind": message.kind,
-        "round": message.round,
-        "attempt": message.attempt,
-        "client": message.client,
-    }
+def _header(order: Order) -> dict[str, Any]:
+    """Which order it is; a reply says to which it is one."""
+    names = ("kind", "round", "attempt", "client")
+    return {"schema": SCHEMA, **{name: getattr(order, name) for name in names}}
 
 
 def _records(content: RecordDict, required: Mapping[str, type], optional: Mapping[str, type]) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstrata.clients.client import Client
+from fedstrata.clients.setup import Setup
 from fedstrata.core import rng
-from fedstrata.core.errors import FedstrataError, MessageError, printable
-from fedstrata.core.messages import Fault, Kind, Order, Reply
+from fedstrata.core.errors import FedstrataError, MessageError, printable, tail
+from fedstrata.core.messages import Answer, Kind, Order, Status
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.engines.flower.failures import NodeFailed
-from fedstrata.flower.grid import fetch
-from fedstrata.recipes.experiment import Experiment
+from fedstrata.engines.flower.grid import fetch
 
 MESSAGE_TYPES: dict[Kind, str] = {"train": "train", "upload": "query.upload", "evaluate": "evaluate"}
 HELLO = "query.hello"
@@ -32,9 +32,6 @@ _EXPIRED = 3
 _FAILURES = {1: "the ClientApp cannot be loaded", 2: "the ClientApp raised", 7: "the app cannot be installed"}
 _SILENCE = {_EXPIRED: "time is up", 4: "the reply was lost", 5: "the node is gone", 8: "the ClientApp died"}
 """Flower's error codes. A failure would happen again; silence is worth another attempt."""
-
-_LONGEST_REASON = 300
-"""Of a longer one the end is kept: what was raised is the last line of a traceback."""
 
 _log = logging.getLogger("fedstrata")
 
@@ -47,7 +44,8 @@ class FlowerEngine:
     def __init__(
         self,
         grid: Grid,
-        experiment: Experiment,
+        setup: Setup,
+        agreement: str,
         clients: int,
         *,
         timeout: float,
@@ -55,18 +53,18 @@ class FlowerEngine:
         simulated: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clients` may exist; `check`, called while waiting, raises if there is nothing left to wait for.
+        """So many `clients` may exist; each node must come to the same `agreement` by its own recipe.
 
-        Nodes that are `simulated` are on this machine, and trusted: their replies are fetched all at once, and failures
-        are told in full.
+        `check`, called while waiting, raises if there is nothing left to wait for. Nodes that are `simulated` are on
+        this machine, and trusted: their replies are fetched all at once, and failures are told in full.
         """
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.held_out_sizes = np.zeros(clients, dtype=np.int64)
         self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
         self._simulated = simulated
-        self._layers, self._agreement = experiment.layers, experiment.agreement
-        self._metric = experiment.task.metric.name
-        self._server = Client(experiment.setup)  # the server's own data sets are measured here
+        self._layers, self._agreement = setup.layers, agreement
+        self._metric = setup.task.metric.name
+        self._server = Client(setup)  # the server's own data sets are measured here
         self._asked: dict[str, int] = {}  # message -> node, where there is no introduction yet
         self._met: dict[int, Hello] = {}  # in the order in which they came
         self._strange: dict[int, str] = {}  # why a node cannot take part
@@ -75,10 +73,10 @@ class FlowerEngine:
 
     # --- orders -----------------------------------------------------------------------------------------------------
 
-    def exchange(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        """Send every order to its client's node, and wait for the replies until time is up."""
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
+        """Send every order to its client's node, and wait for the answers until time is up."""
         remote = [order for order in orders if order.client != rng.SERVER]
-        yield from (self._server.answer(order) for order in orders if order.client == rng.SERVER)
+        yield from ((order, self._server.answer(order)) for order in orders if order.client == rng.SERVER)
         if not remote:
             return
         self._greet()
@@ -95,37 +93,34 @@ class FlowerEngine:
                 unsent.append(order)
             else:
                 waiting[message] = order
-        yield from (order.failure("no node that is online has this client", "no reply") for order in unsent)
+        yield from ((order, Status("no reply", "no node that is online has this client")) for order in unsent)
         deadline = time.monotonic() + self._timeout
         while waiting:
             replies = self._pull(waiting)
             for answered, reply in replies.items():
-                yield self._read(waiting.pop(answered), reply)
+                order = waiting.pop(answered)
+                yield order, self._read(order, reply)
             if waiting and time.monotonic() > deadline:
                 break
             if waiting and not replies:
                 self._check()
                 time.sleep(self._poll)
-        yield from (self._late(order) for order in waiting.values())
+        yield from ((order, self._late()) for order in waiting.values())
 
-    def _read(self, order: Order, message: Message | MessageError) -> Reply:
+    def _read(self, order: Order, message: Message | MessageError) -> Answer:
         if isinstance(message, Message) and message.has_error():
             if message.error.code == _EXPIRED:
-                return self._late(order)
-            fault: Fault = "no reply" if message.error.code in _SILENCE else "failed"
-            return order.failure(self._explain(message.error), fault)
+                return self._late()
+            return Status("no reply" if message.error.code in _SILENCE else "failed", self._explain(message.error))
         try:
-            reply = _decoded(message, lambda content: decode_reply(content, self._layers, self._simulated))
-            if reply.client != order.client:
-                raise MessageError(f"client = {reply.client}, asked for {order.client}")
+            return _decoded(message, lambda content: decode_reply(content, order, self._layers, self._simulated))
         except NodeFailed as failure:
-            return order.failure(str(failure))
+            return Status("failed", str(failure))
         except MessageError as problem:
-            return order.failure(str(problem), "refused")
-        return reply
+            return Status("refused", str(problem))
 
-    def _late(self, order: Order) -> Reply:
-        return order.failure(f"nothing within {self._timeout:g} s", "no reply")
+    def _late(self) -> Status:
+        return Status("no reply", f"nothing within {self._timeout:g} s")
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +200,7 @@ class FlowerEngine:
         """What Flower's error means. Its reason may come from the node, and quote what nobody else may see."""
         what = (_FAILURES | _SILENCE).get(error.code, f"Flower's error {error.code}")
         reason = (error.reason or "") if self._simulated else ""
-        detail = printable(reason if len(reason) <= _LONGEST_REASON else f"…{reason[-_LONGEST_REASON:]}")
+        detail = printable(tail(reason))
         return f"{what}: {detail}" if detail else what
 
     # --- messages ---------------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ from fedstrata.engines.flower.codec import (
     encode_hello,
     encode_reply,
 )
-from fedstrata.engines.flower.environment import DATA, RECIPE
 from fedstrata.engines.flower.failures import Kind as FailureKind
 from fedstrata.engines.flower.failures import during
+from fedstrata.nodes.environment import DATA, RECIPE
 from fedstrata.processes import keep_memory
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe, load
@@ -59,7 +59,7 @@ def answer(content: RecordDict, context: Context) -> RecordDict:
             reply = node.answers.carry_out(order)
         finally:
             _keep(node.answers.kept.get(order.client), context.state)
-    return encode_reply(reply, layers)
+    return encode_reply(reply, order, layers)
 
 
 def _object(order: Order, node: OwnClient, state: RecordDict) -> None:

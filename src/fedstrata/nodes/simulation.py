@@ -25,10 +25,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedstrata.core.errors import FedstrataError, MissingExtra
-from fedstrata.engines.flower import client
 from fedstrata.engines.flower.engine import FlowerEngine
-from fedstrata.engines.flower.environment import DATA, RECIPE, SIMULATED
 from fedstrata.engines.local import available_workers
+from fedstrata.nodes import client
+from fedstrata.nodes.environment import DATA, RECIPE, SIMULATED
 from fedstrata.recipes.experiment import Experiment
 
 _START = 300.0
@@ -69,7 +69,8 @@ class FlowerSimulation:
             starting.callback(self._stop)
             engine = FlowerEngine(
                 self._grid(),
-                experiment,
+                experiment.setup,
+                experiment.agreement,
                 len(experiment.task.clients),
                 timeout=experiment.recipe.engine.timeout,
                 poll=0.02,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,66 +14,40 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.core.axes import Algorithm
-from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import RecipeError, RoundFailed
-from fedstrata.core.messages import Order, Reply
-from fedstrata.core.rounds import fit
-from fedstrata.core.training import Training
+from fedstrata.core.errors import RecipeError
+from fedstrata.core.fit import fit
+from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.record import RoundFailed
+from fedstrata.core.round import Participants, Round, Terms, play
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import FedAdp, SampleSize
-from tests.support.math import FEDAVG, FaultyEngine, Tiny, fit_faulty, image_task, linear_task, poisoned, prepare, run
+from tests.support.math import (
+    FEDAVG,
+    FOUR,
+    FaultyEngine,
+    Tiny,
+    Watched,
+    fit_faulty,
+    image_task,
+    linear_task,
+    poisoned,
+    prepare,
+    run,
+    without,
+    words,
+)
 
-FOUR = linear_task([5, 6, 7, 8])
 ONE_ROUND = Training(rounds=1, batch_size=4, lr=0.1)
 LDF = Algorithm(Plain(), FedLDF(n=2), SampleSize())
-
-
-def double(values: object) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-class Watched:
-    """Data that remembers how it was read."""
-
-    def __init__(self, size: int, log: list[np.ndarray], fail: Exception | None = None) -> None:
-        draw = torch.Generator().manual_seed(size)
-        self.inputs = torch.randn(size, 3, generator=draw, dtype=torch.float64)
-        self.targets = torch.randint(0, 2, (size,), generator=draw)
-        self.log, self.fail = log, fail
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        if self.fail is not None:
-            raise self.fail
-        self.log.append(indices.copy())
-        return self.inputs[torch.from_numpy(indices)], self.targets[torch.from_numpy(indices)]
-
-
-def watched_task(*sizes: int) -> tuple[Task, list[list[np.ndarray]]]:
-    logs: list[list[np.ndarray]] = [[] for _ in sizes]
-    return Task(lambda: nn.Linear(3, 2), [Watched(n, log) for n, log in zip(sizes, logs, strict=True)]), logs
-
-
-@pytest.fixture
-def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs of watched tasks have the orders' own batches only."""
-    monkeypatch.setattr("fedstrata.clients.client.Client._rehearse", lambda self, order, data: None)
 
 
 def only(client: int, change):
     """A fault of one client; everybody else's reply passes."""
     return lambda reply, order: change(reply) if order.client == client else reply
-
-
-def without(client: int, sizes=(5, 6, 7, 8)) -> Task:
-    """FOUR with one client's data taken away: what a round without it looks like."""
-    empty = (torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-    return replace(FOUR, clients=[empty if at == client else FOUR.clients[at] for at in range(len(sizes))])
 
 
 # --- one client fails --------------------------------------------------------------------------------------------
@@ -81,21 +57,18 @@ def without(client: int, sizes=(5, 6, 7, 8)) -> Task:
     ("change", "status"),
     [
         (lambda reply: None, "no reply"),
-        (lambda reply: replace(reply, error="boom"), "failed: boom"),
-        (lambda reply: poisoned(reply, float("nan")), "refused: update is not finite"),
-        (lambda reply: poisoned(reply, float("inf")), "refused: update is not finite"),
-        (lambda reply: replace(reply, round=9), "refused: round = 9, asked for 1"),
-        (lambda reply: replace(reply, attempt=5), "refused: attempt = 5, asked for 0"),
+        (lambda reply: Status("failed", "boom"), "failed: boom"),
+        (lambda reply: poisoned(reply, float("nan")), "not finite: update"),
+        (lambda reply: poisoned(reply, float("inf")), "not finite: update"),
         (lambda reply: replace(reply, size=0), "refused: size = 0, must be a positive number of samples"),
         (lambda reply: replace(reply, update=reply.update[:3]), "refused: update has shape [3], expected [8]"),
-        (lambda reply: replace(reply, client=77), "no reply"),  # an answer from somebody nobody asked
     ],
-    ids=["silent", "error", "nan", "inf", "old round", "other attempt", "no samples", "short", "stranger"],
+    ids=["silent", "error", "nan", "inf", "no samples", "short"],
 )
 def test_a_bad_client_costs_the_round_that_client_only(change, status: str) -> None:
     """The status says why; the model is bit for bit that of a round without client 2."""
     _, states, (record,) = fit_faulty(FOUR, FEDAVG, ONE_ROUND, only(2, change))
-    assert record.status == ("ok", "ok", status, "ok")
+    assert words(record) == ("ok", "ok", status, "ok")
     assert record.attempt == 0
     clean, _ = run(without(2), FEDAVG, ONE_ROUND)
     assert torch.equal(states[1].model, clean[1].model)
@@ -114,10 +87,10 @@ def test_a_client_whose_data_raises(error: Exception) -> None:
     task = Task(lambda: nn.Linear(3, 2), clients)
     states, (record,) = run(task, FEDAVG, ONE_ROUND)
     text = " ".join(str(error).split())
-    first, second, third = record.status
+    first, second, third = words(record)
     assert (first, third) == ("ok", "ok")
     assert re.fullmatch(
-        rf"failed: {type(error).__name__}{': ' + text if text else ''} \(test_rounds.py, line \d+\)", second
+        rf"failed: {type(error).__name__}{': ' + text if text else ''} \(test_round.py, line \d+\)", second
     )
     assert not torch.equal(states[1].model, states[0].model)
     assert np.isnan(record.losses).tolist() == [False, True, False]
@@ -129,7 +102,7 @@ def test_a_client_that_diverges_is_refused() -> None:
     inputs, targets = FOUR.clients[1]
     task = replace(FOUR, clients=[FOUR.clients[0], (inputs * 1e308, targets), FOUR.clients[2]])
     _, (record,) = run(task, FEDAVG, ONE_ROUND)
-    assert record.status == ("ok", "refused: update is not finite", "ok")
+    assert words(record) == ("ok", "not finite: update", "ok")
 
 
 def test_a_failed_client_keeps_its_angle() -> None:
@@ -170,7 +143,7 @@ def test_numbers_in_units_that_were_not_sent_do_not_count() -> None:
         return replace(reply, update=torch.where(reply.update == 0, 1e6, reply.update))
 
     _, _, (record,) = fit_faulty(task, algorithm, ONE_ROUND, stuffed)
-    if record.status[1] == "ok":
+    if words(record)[1] == "ok":
         _, (clean,) = run(task, algorithm, ONE_ROUND)
         np.testing.assert_allclose(record.layers["model_angle"], clean.layers["model_angle"], rtol=1e-9)
 
@@ -180,14 +153,64 @@ def test_a_second_reply_of_the_same_client_does_not_confuse_the_record() -> None
 
     class Twice(FaultyEngine):
         def exchange(self, orders):
-            for reply in super().exchange(orders):
-                yield reply
-                if reply.client == 1:
-                    yield replace(reply, size=0)
+            for order, reply in super().exchange(orders):
+                yield order, reply
+                if order.client == 1:
+                    assert isinstance(reply, Reply)
+                    yield order, replace(reply, size=0)
 
     setup, plan, state = prepare(FOUR, FEDAVG, ONE_ROUND)
     ((_, record),) = fit(state, FEDAVG, Twice(setup), plan)
-    assert (record.status[1] == "ok") == bool(record.layers["mask"][1].any())
+    assert (words(record)[1] == "ok") == bool(record.layers["mask"][1].any())
+
+
+class Confused(FaultyEngine):
+    """What client 2 answers comes as the answer to other orders: to a client nobody asked, and to a copy of its own."""
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
+        for order, answer in super().exchange(orders):
+            if order.client == 2:
+                yield replace(order, client=77), answer
+                yield replace(order), answer
+            else:
+                yield order, answer
+
+
+def test_answers_to_orders_that_nobody_gave_change_nothing() -> None:
+    setup, plan, state = prepare(FOUR, FEDAVG, ONE_ROUND)
+    ((after, record),) = fit(state, FEDAVG, Confused(setup), plan)
+    assert words(record) == ("ok", "ok", "no reply", "ok")
+    clean, _ = run(without(2), FEDAVG, ONE_ROUND)
+    assert torch.equal(after.model, clean[1].model)
+    assert record.ledger.up.tolist() == [3 * 64]
+
+
+class Late(FaultyEngine):
+    """What client 2 answers in one exchange comes at the beginning of the next one."""
+
+    def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
+        late = getattr(self, "late", [])
+        yield from late
+        self.late = [(order, self.client.answer(order)) for order in orders if order.client == 2]
+        if late:  # and now in time
+            yield from self.late
+        yield from super().exchange([order for order in orders if order.client != 2])
+
+
+def test_an_answer_that_comes_after_its_exchange_counts_no_more() -> None:
+    """All four are wanted: the second attempt is as if the late answer to the first had never come."""
+    training = ONE_ROUND.model_copy(update={"min_replies": 1.0})
+
+    def lost_at_first(reply: Reply, order: Order) -> Reply | None:
+        return None if (order.client, order.attempt) == (2, 0) else reply
+
+    setup, plan, state = prepare(FOUR, FEDAVG, training)
+    ((after, record),) = fit(state, FEDAVG, Late(setup), plan)
+    _, states, (expected,) = fit_faulty(FOUR, FEDAVG, training, lost_at_first)
+    assert torch.equal(after.model, states[1].model)
+    assert record.attempt == 1
+    assert record.earlier == ((0, 2, Status("no reply")),)
+    assert record.ledger.up.tolist() == expected.ledger.up.tolist() == [7 * 64]
 
 
 # --- the second exchange -----------------------------------------------------------------------------------------
@@ -196,7 +219,7 @@ def test_a_second_reply_of_the_same_client_does_not_confuse_the_record() -> None
 def test_fedldf_goes_on_without_a_client_that_sends_no_scores() -> None:
     """n = 2 of the three that are left; the model is that of a round without client 2."""
     _, states, (record,) = fit_faulty(FOUR, LDF, ONE_ROUND, only(2, lambda reply: None))
-    assert record.status[2] == "no reply"
+    assert words(record)[2] == "no reply"
     assert record.layers["mask"].sum() == 2
     clean, _ = run(without(2), LDF, ONE_ROUND)
     assert torch.equal(states[1].model, clean[1].model)
@@ -212,9 +235,9 @@ def test_fedldf_with_an_upload_that_never_comes() -> None:
         return None if order.kind == "upload" and order.client == lost else reply
 
     engine, states, (record,) = fit_faulty(FOUR, LDF, ONE_ROUND, change)
-    assert record.status[lost] == "no reply"
-    assert record.status[kept] == "ok"
-    assert [record.status[k] for k in range(4) if k not in winners] == ["ok, nothing chosen"] * 2
+    assert words(record)[lost] == "no reply"
+    assert words(record)[kept] == "ok"
+    assert [words(record)[k] for k in range(4) if k not in winners] == ["nothing chosen"] * 2
     assert record.layers["weight"][kept].tolist() == [1.0]
     alone = replace(FOUR, clients=[FOUR.clients[k] if k == kept else without(k).clients[k] for k in range(4)])
     expected, _ = run(alone, FEDAVG, ONE_ROUND)
@@ -259,7 +282,7 @@ def test_too_few_replies_and_the_round_is_tried_again() -> None:
 
     engine, states, (record,) = fit_faulty(FOUR, FEDAVG, training, change)
     assert record.attempt == 1
-    assert record.status == ("ok",) * 4
+    assert words(record) == ("ok",) * 4
     assert [order.attempt for order in engine.orders] == [0] * 4 + [1] * 4
     clean, _ = run(FOUR, FEDAVG, training)
     assert not torch.equal(states[1].model, clean[1].model)
@@ -272,7 +295,7 @@ def test_exactly_enough_replies_are_enough() -> None:
     training = ONE_ROUND.model_copy(update={"min_replies": 0.5})
     _, _, (record,) = fit_faulty(FOUR, FEDAVG, training, lambda reply, order: reply if order.client < 2 else None)
     assert record.attempt == 0
-    assert record.status == ("ok", "ok", "no reply", "no reply")
+    assert words(record) == ("ok", "ok", "no reply", "no reply")
 
 
 def test_a_new_attempt_draws_new_clients() -> None:
@@ -283,7 +306,7 @@ def test_a_new_attempt_draws_new_clients() -> None:
         task, FEDAVG, training, lambda reply, order: reply if order.attempt == 3 else None
     )
     assert record.attempt == 3
-    drawn = [training.sample(engine.sizes, 0, 1, attempt).tolist() for attempt in range(4)]
+    drawn = [training.participation.sample(engine.sizes, 0, 1, attempt).tolist() for attempt in range(4)]
     assert [order.client for order in engine.orders] == [client for pair in drawn for client in pair]
     assert len({tuple(pair) for pair in drawn}) > 1
 
@@ -337,12 +360,56 @@ def test_a_round_that_fails_every_time_says_why() -> None:
         fit_faulty(FOUR, FEDAVG, training, lambda reply, order: reply if order.client < 2 else None)
     assert str(caught.value) == "round 1: 2 of 4 replies usable after 2 attempts; client 2: no reply"
     with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 3 attempts; client 0: failed: 0 is out"):
-        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: replace(reply, error=f"{order.client} is out"))
+        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: Status("failed", f"{order.client} is out"))
 
 
 def test_when_everyone_fails_alike_the_round_is_not_tried_again() -> None:
     with pytest.raises(RoundFailed, match=r"0 of 4 replies usable after 1 attempt; client 0: failed: out of memory"):
-        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: replace(reply, error="out of memory"))
+        fit_faulty(FOUR, FEDAVG, ONE_ROUND, lambda reply, order: Status("failed", "out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "diverged"),
+    [
+        ({0: "nan", 1: "nan"}, True),
+        ({0: "nan", 1: Status("not finite", "scores")}, True),
+        ({0: "nan", 1: Status("failed", "the loss is not finite")}, False),  # a client's own words decide nothing
+        ({0: "nan", 1: Status("no reply")}, False),
+    ],
+    ids=["both", "told", "words", "silent"],
+)
+def test_a_round_has_diverged_when_all_that_is_lost_are_numbers(
+    answers: dict[int, str | Status], diverged: bool
+) -> None:
+    """Clients 2 and 3 did their part, which is not enough; the record of the failed round says who did not."""
+
+    def change(reply: Reply, order: Order) -> Answer:
+        answer = answers.get(order.client, reply)
+        return poisoned(reply, float("nan")) if isinstance(answer, str) else answer
+
+    training = ONE_ROUND.model_copy(update={"min_replies": 1.0, "attempts": 1})
+    with pytest.raises(RoundFailed, match="2 of 4 replies usable after 1 attempt; client 0: not finite") as caught:
+        fit_faulty(FOUR, FEDAVG, training, change)
+    assert caught.value.diverged is diverged
+    assert [client for client, _ in caught.value.record.lost] == [0, 1]
+    assert caught.value.record.replies == 2
+
+
+def test_a_model_that_overflows_has_diverged() -> None:
+    """3e38 + 3e38 is more than float32 has: every update is finite, and what comes of them is not."""
+
+    def far(reply: Reply, order: Order) -> Reply:
+        assert reply.update is not None
+        return replace(reply, update=torch.full_like(reply.update, 3e38))
+
+    setup, plan, state = prepare(FOUR, FEDAVG, ONE_ROUND, dtype=torch.float32)
+    state = replace(state, model=torch.full_like(state.model, 3e38))
+    with pytest.raises(
+        RoundFailed, match=r"round 1: the clients' updates are finite, and the model .* is not"
+    ) as caught:
+        list(fit(state, FEDAVG, FaultyEngine(setup, far), plan))
+    assert caught.value.diverged
+    assert words(caught.value.record) == ("ok",) * 4
 
 
 def test_without_a_single_reply_there_is_no_round() -> None:
@@ -355,7 +422,7 @@ def test_who_was_not_selected_is_not_missed() -> None:
     """HDFL asks 2 of 4; both answer, so all that were asked did."""
     training = ONE_ROUND.model_copy(update={"min_replies": 1.0, "attempts": 1})
     _, _, (record,) = fit_faulty(FOUR, Algorithm(Plain(), RandomClients(n=2), SampleSize()), training)
-    assert sorted(record.status) == ["not selected"] * 2 + ["ok"] * 2
+    assert sorted(words(record)) == ["not selected"] * 2 + ["ok"] * 2
 
 
 def test_n_above_k_is_refused_before_anything_happens() -> None:
@@ -363,216 +430,6 @@ def test_n_above_k_is_refused_before_anything_happens() -> None:
         run(FOUR, Algorithm(Plain(), FedLDF(n=5), SampleSize()), ONE_ROUND)
     with pytest.raises(RecipeError, match="at most the clients of a round, 3"):
         run(without(0), Algorithm(Plain(), FedLDF(n=4), SampleSize()), ONE_ROUND)
-
-
-# --- dropouts and stragglers -------------------------------------------------------------------------------------
-
-
-def test_dropouts_vanish_after_the_model_was_sent() -> None:
-    """They get no order, their status says so, and the model went down to them all the same."""
-    task = linear_task([5] * 20)
-    training = Training(rounds=1, dropouts=0.4, lr=0.1)
-    engine, _, (record,) = fit_faulty(task, FEDAVG, training)
-    lost = [k for k in range(20) if training.drops_out(0, 1, 0, k)]
-    assert 0 < len(lost) < 20
-    assert [k for k, status in enumerate(record.status) if status == "dropped out"] == lost
-    assert {order.client for order in engine.orders} == set(range(20)) - set(lost)
-    assert record.ledger.down.tolist() == [20 * 64]
-    assert record.ledger.up.tolist() == [(20 - len(lost)) * 64]
-
-
-def test_dropouts_come_with_their_probability_and_anew_each_time() -> None:
-    """0.3 of 4000 draws, ± 4 σ; another round, attempt or client is another draw."""
-    training = Training(dropouts=0.3)
-    drawn = np.array([[training.drops_out(0, t, 0, k) for k in range(40)] for t in range(100)])
-    assert abs(drawn.mean() - 0.3) < 4 * (0.3 * 0.7 / 4000) ** 0.5
-    assert len({row.tobytes() for row in drawn}) == 100
-    again = np.array([training.drops_out(0, 1, 1, k) for k in range(40)])
-    assert not np.array_equal(again, drawn[1])
-    assert not any(Training().drops_out(0, t, 0, 0) for t in range(50))
-
-
-@pytest.mark.usefixtures("unrehearsed")
-def test_stragglers_do_part_of_the_work_and_count() -> None:
-    """Half of four clients, E = 5, B = 4: each reads work · ⌈n/4⌉ batches, and the record says how much work."""
-    task, logs = watched_task(5, 6, 7, 9)
-    training = Training(rounds=1, epochs=5, batch_size=4, lr=0.1, stragglers=0.5)
-    _, (record,) = run(task, FEDAVG, training, seed=4)
-    slow = training.draw_stragglers(4, 4, 1, 0)
-    assert len(slow) == 2
-    assert all(1 <= work <= 5 for work in slow.values())
-    assert min(slow.values()) < 5, "choose a seed in which somebody is slow"
-    assert record.work.tolist() == [slow.get(k, 5) for k in range(4)]
-    assert [len(log) for log in logs] == [slow.get(k, 5) * n for k, n in enumerate((2, 2, 2, 3))]
-    assert record.status == ("ok",) * 4
-    assert np.isfinite(record.layers["weight"]).all()
-
-
-def test_stragglers_that_are_not_waited_for() -> None:
-    """keep_stragglers = false: no order reaches them, the model went down, and nothing of theirs counts."""
-    training = Training(rounds=1, epochs=5, batch_size=4, lr=0.1, stragglers=0.5, keep_stragglers=False)
-    engine, _, (record,) = fit_faulty(FOUR, FEDAVG, training, seed=4)
-    slow = training.draw_stragglers(4, 4, 1, 0)
-    expected = tuple("straggler, not waited for" if k in slow else "ok" for k in range(4))
-    assert record.status == expected
-    assert {order.client for order in engine.orders} == set(range(4)) - set(slow)
-    assert record.ledger.down.tolist() == [4 * 64]
-    assert record.ledger.up.tolist() == [2 * 64]
-    assert record.ledger.control == 4
-    assert (record.layers["mask"].sum(1) > 0).tolist() == [k not in slow for k in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("share", "clients", "slow"), [(0.5, 10, 5), (0.9, 10, 9), (0.5, 5, 3), (0.0, 10, 0), (1.0, 3, 3)]
-)
-def test_share_of_stragglers(share: float, clients: int, slow: int) -> None:
-    assert len(Training(stragglers=share).draw_stragglers(clients, 0, 1, 0)) == slow
-
-
-def test_stragglers_work_is_uniform_over_the_epochs() -> None:
-    """[1, E] with E = 4, 4000 draws: each about a quarter (± 4 σ)."""
-    training = Training(epochs=4, stragglers=1.0)
-    work = np.array([list(training.draw_stragglers(10, 0, t, 0).values()) for t in range(400)]).ravel()
-    counts = np.bincount(work, minlength=5)
-    assert counts[0] == 0
-    assert (abs(counts[1:] / 4000 - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5).all()
-
-
-def test_nobody_left_is_refused() -> None:
-    with pytest.raises((BadValue, ValueError), match="nobody would be left"):
-        Training(stragglers=1.0, keep_stragglers=False)
-
-
-# --- sampling ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", ["uniform", "size"])
-def test_sampling_frequencies(sampling: Any) -> None:
-    """One client a round, sizes 1, 2, 3, 0, 4: probability ¼ each, or n/10; the empty one never (± 4 σ)."""
-    sizes = np.array([1, 2, 3, 0, 4])
-    training = Training(clients_per_round=1, sampling=sampling)
-    drawn = np.bincount([int(training.sample(sizes, 1, t, 0)[0]) for t in range(4000)], minlength=5) / 4000
-    expected = sizes / 10 if sampling == "size" else np.array([1, 1, 1, 0, 1]) / 4
-    sigma = np.sqrt(expected * (1 - expected) / 4000)
-    assert drawn[3] == 0
-    assert (abs(drawn - expected) <= 4 * sigma).all()
-
-
-@pytest.mark.parametrize("sampling", ["uniform", "size"])
-def test_a_sample_is_sorted_without_repetition_and_without_empty_shards(sampling: Any) -> None:
-    sizes = np.array([3, 0, 1, 50, 0, 2, 7])
-    for t in range(100):
-        clients = Training(clients_per_round=4, sampling=sampling).sample(sizes, 0, t, 0)
-        assert len(clients) == 4
-        assert (np.diff(clients) > 0).all()
-        assert (sizes[clients] > 0).all()
-    assert Training(clients_per_round=9).sample(sizes, 0, 1, 0).tolist() == [0, 2, 3, 5, 6], "all there are"
-    assert Training().sample(sizes, 0, 1, 0).tolist() == [0, 2, 3, 5, 6]
-
-
-def test_empty_shards_take_no_part_in_a_run() -> None:
-    task = without(1)
-    training = Training(rounds=6, clients_per_round=2, batch_size=4)
-    _, records = run(task, FEDAVG, training)
-    assert 1 not in {int(k) for record in records for k in record.clients}
-    assert all(record.status == ("ok", "ok") for record in records)
-
-
-# --- local training ----------------------------------------------------------------------------------------------
-
-
-class One(nn.Module):
-    """A single number w, trained towards the targets: ½ (w − y)²."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x))
-
-
-def train_one(**training: Any) -> list[float]:
-    """The number after each round: one client with one sample, y = 1."""
-    task = Task(One, [(double([[0.0]]), double([1.0]))], loss=lambda w, y: (w - y).square().mean() / 2)
-    states, _ = run(task, FEDAVG, Training(**training))
-    return [state.model.item() for state in states]
-
-
-def test_learning_rate_decay() -> None:
-    """η = 0.1, factor ½ a round: 0 + 0.1·1 = 0.1; + 0.05·0.9 = 0.145; + 0.025·0.855 = 0.166375."""
-    assert train_one(rounds=3, lr=0.1, lr_decay=0.5) == pytest.approx([0, 0.1, 0.145, 0.166375], abs=1e-15)
-
-
-def test_momentum_starts_fresh_every_round() -> None:
-    """Two steps a round at η = 0.1, momentum 0.9. Round 1: 0.1, then v = 0.9 + 0.9 = 1.8 → 0.28.
-
-    Round 2, fresh: 0.72·0.1 → 0.352, then v = 0.9·0.72 + 0.648 = 1.296 → 0.4816. With old momentum it would be further.
-    """
-    assert train_one(rounds=2, epochs=2, lr=0.1, momentum=0.9) == pytest.approx([0, 0.28, 0.4816], abs=1e-15)
-
-
-def test_adam_starts_fresh_every_round() -> None:
-    """Adam's first step is η · g/|g|, whatever the gradient: 0.1 in each round. A second step in a round is not.
-
-    Two steps: m = (0.1·1)·0.9 + 0.1·0.9 = 0.18, m̂ = 0.18/0.19; v = 0.001·0.999 + 0.001·0.81, v̂ = v/0.001999.
-    """
-    assert train_one(rounds=3, optimizer="adam", lr=0.1) == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-7)
-    second = 0.1 * (0.18 / 0.19) / ((0.000999 + 0.00081) / 0.001999) ** 0.5
-    assert train_one(rounds=1, epochs=2, optimizer="adam", lr=0.1)[1] == pytest.approx(0.1 + second, abs=1e-7)
-
-
-def test_weight_decay() -> None:
-    """g = (0 − 1) + 0.5·0, then (0.1 − 1) + 0.5·0.1 = −0.85: 0.1, 0.185."""
-    assert train_one(rounds=2, lr=0.1, weight_decay=0.5) == pytest.approx([0, 0.1, 0.185], abs=1e-15)
-
-
-def test_adam_has_no_momentum_option() -> None:
-    with pytest.raises(ValueError, match="is SGD's"):
-        Training(optimizer="adam", momentum=0.9)
-
-
-@pytest.mark.usefixtures("unrehearsed")
-def test_the_last_short_batch_is_kept_and_an_epoch_sees_every_sample_once() -> None:
-    task, (log,) = watched_task(7)
-    run(task, FEDAVG, Training(rounds=1, epochs=3, batch_size=3))
-    assert [len(batch) for batch in log] == [3, 3, 1] * 3
-    epochs = [np.concatenate(log[i : i + 3]) for i in (0, 3, 6)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(7))
-    assert len({epoch.tobytes() for epoch in epochs}) == 3, "each epoch has its own order"
-
-
-@pytest.mark.usefixtures("unrehearsed")
-def test_a_batch_larger_than_the_shard_is_the_shard() -> None:
-    task, (log,) = watched_task(4)
-    run(task, FEDAVG, Training(rounds=1, epochs=2, batch_size=100))
-    assert [len(batch) for batch in log] == [4, 4]
-
-
-@pytest.mark.usefixtures("unrehearsed")
-def test_steps_instead_of_epochs() -> None:
-    """Five samples, B = 2: an epoch is 2, 2, 1; seven steps go into the third epoch."""
-    task, (log,) = watched_task(5)
-    _, (record,) = run(task, FEDAVG, Training(rounds=1, steps=7, batch_size=2, epochs=99))
-    assert [len(batch) for batch in log] == [2, 2, 1, 2, 2, 1, 2]
-    assert record.work.tolist() == [7]
-
-
-def test_batches_differ_by_client_and_round() -> None:
-    task, logs = watched_task(6, 6)
-    run(task, FEDAVG, Training(rounds=2, batch_size=6))
-    orders = {batch.tobytes() for log in logs for batch in log}
-    assert len(orders) == 4
-
-
-def test_the_recorded_loss_is_the_mean_over_samples() -> None:
-    """w = 0, targets 1, 1, 3, one sample a step, a learning rate that moves nothing: (½ + ½ + 4½)/3."""
-    data = (torch.zeros(3, 1, dtype=torch.float64), double([1.0, 1.0, 3.0]))
-    task = Task(One, [data, data], loss=lambda w, y: (w - y).square().mean() / 2)
-    _, (record,) = run(task, FEDAVG, Training(rounds=1, batch_size=2, lr=1e-12))
-    np.testing.assert_allclose(record.losses, 5.5 / 3, rtol=1e-9)
-    assert record.train_loss == pytest.approx(5.5 / 3)
 
 
 # --- fit ---------------------------------------------------------------------------------------------------------
@@ -649,3 +506,70 @@ def test_the_record_can_be_left_out() -> None:
     assert record.layers == {}
     states, _ = run(FOUR, FEDAVG, ONE_ROUND)
     assert torch.equal(after.model, states[1].model)
+
+
+# --- the round itself --------------------------------------------------------------------------------------------
+
+
+def by_hand(algorithm: Algorithm) -> tuple[FaultyEngine, Round]:
+    """A round of four clients, and what carries out its orders."""
+    setup, plan, state = prepare(FOUR, algorithm, ONE_ROUND)
+    participants = Participants(np.arange(4), work=np.ones(4, dtype=np.int64))
+    return FaultyEngine(setup), Round(state, algorithm, Terms(plan.layers), lambda attempt: participants, 1)
+
+
+def test_a_round_is_finished_when_there_are_no_orders_left() -> None:
+    """Not before the second exchange was; what no answer came for by then has none, and later ones change nothing."""
+    engine, round = by_hand(LDF)
+    with pytest.raises(RuntimeError, match="under way"):
+        round.finish()
+    first = round.next_orders()
+    assert [(order.kind, order.client) for order in first] == [("train", client) for client in range(4)]
+    answers = dict(engine.exchange(first))
+    for order in first[1:]:
+        assert round.receive(order, answers[order]) == Status("ok")
+    second = round.next_orders()
+    assert {order.kind for order in second} == {"upload"}
+    assert round.receive(first[0], answers[first[0]]) is None
+    with pytest.raises(RuntimeError, match="under way"):
+        round.finish()
+    for order, answer in engine.exchange(second):
+        round.receive(order, answer)
+    assert round.next_orders() == round.next_orders() == []
+    state, record = round.finish()
+    assert words(record)[0] == "no reply"
+    clean, _ = run(without(0), LDF, ONE_ROUND)
+    assert torch.equal(state.model, clean[1].model)
+
+
+def test_a_fifth_is_a_fifth_of_those_who_take_part() -> None:
+    """FedLDF without an n: 1 of 5 in the first attempt, in which no upload comes, and 2 of 10 in the second one."""
+    algorithm = Algorithm(Plain(), FedLDF(), SampleSize())
+    setup, plan, state = prepare(linear_task([5] * 10), algorithm, ONE_ROUND)
+    engine = FaultyEngine(setup)
+    counts = (5, 10)
+
+    def draw(attempt: int) -> Participants:
+        return Participants(np.arange(counts[attempt]), work=np.ones(counts[attempt], dtype=np.int64))
+
+    round = Round(state, algorithm, Terms(plan.layers, attempts=2), draw, 1)
+    play(round, lambda orders: [] if orders[0].mask is not None and len(orders) == 1 else engine.exchange(orders))
+    _, record = round.finish()
+    assert record.attempt == 1
+    assert record.layers["mask"].sum(0).tolist() == [2.0] * len(plan.layers)
+    assert sorted(words(record)) == ["nothing chosen"] * 8 + ["ok"] * 2
+
+
+@pytest.mark.parametrize("algorithm", [FEDAVG, LDF], ids=["one exchange", "two"])
+def test_a_round_that_was_played_is_freed_at_once(algorithm: Algorithm) -> None:
+    """Its replies may lie in memory that the next round needs, so no garbage collector is waited for."""
+    engine, round = by_hand(algorithm)
+    gc.disable()
+    try:
+        play(round, engine.exchange)
+        round.finish()
+        gone = weakref.ref(round)
+        del round
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -13,8 +13,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstrata.engines.flower.environment import SIMULATED
 from fedstrata.engines.flower.failures import Failed, during, ends_this_process, tell
+from fedstrata.nodes.environment import SIMULATED
 
 app = ClientApp()
 
@@ -37,7 +37,7 @@ def _reply(message: Message, context: Context, respond: Callable[[Any], RecordDi
     """What node.py says to a message, or that it failed."""
     try:
         with during("installation"):
-            from fedstrata.engines.flower import node
+            from fedstrata.nodes import node
         with during("reply"):
             content = respond(node)
     except Failed as failed:

@@ -1,0 +1,82 @@
+"""`fit()`: rounds on an engine, one after the other.
+
+It is a generator of (state, record): evaluation, history, checkpoints and reports consume it. It knows nothing of how
+orders reach clients; that is `engine.exchange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import Answer, Order, Status
+from fedstrata.core.record import RoundRecord
+from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
+from fedstrata.core.state import ServerState
+from fedstrata.core.training import LocalTraining, Participation
+
+
+class Engine(Protocol):
+    """Carries orders to clients and answers back: the only difference between engines."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many training samples each existing client has, int64 [N]."""
+        ...
+
+    def exchange(self, orders: Sequence[Order]) -> Iterable[tuple[Order, Answer]]:
+        """Each order with its answer, as they come; an order may have none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `fit` needs to know besides the algorithm."""
+
+    layers: Layers
+    rounds: int
+    participation: Participation = field(default_factory=Participation)
+    training: LocalTraining = field(default_factory=LocalTraining)
+    seed: int = 0
+    record: bool = True
+    """Whether to keep the per-layer record of every round."""
+
+
+def fit(
+    state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Run the rounds that are left, and yield the state and the record after each."""
+    part = plan.participation
+    terms = Terms(plan.layers, plan.seed, part.attempts, part.min_replies, record=plan.record)
+    check_cohort(algorithm, part.cohort_size(int((engine.sizes > 0).sum())))
+    while state.round < plan.rounds:
+        number = state.round + 1
+
+        def draw(attempt: int, number: int = number) -> Participants:
+            return _drawn(plan, engine.sizes, number, attempt)
+
+        round = Round(state, algorithm, terms, draw, number)
+        play(round, engine.exchange)
+        state, record = round.finish()
+        del round  # its replies may lie in memory that the next one needs
+        yield state, record
+
+
+def _drawn(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
+    """Sample the round's clients, how much each will do, and who is lost on the way."""
+    part, seed, full = plan.participation, plan.seed, plan.training.full_work
+    clients = part.sample(sizes, seed, number, attempt)
+    work = np.full(len(clients), full, dtype=np.int64)
+    slow = part.draw_stragglers(len(clients), seed, number, attempt, full)
+    absent = {} if part.keep_stragglers else dict.fromkeys(slow, Status("straggler dropped"))
+    for at, done in slow.items():
+        work[at] = done
+    for at, client in enumerate(clients.tolist()):
+        if part.drops_out(seed, number, attempt, client):
+            absent[at] = Status("dropped out")
+    return Participants(clients, sizes=sizes[clients], work=work, absent=absent)
