@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo demo-flower test test-deployment faults check page bench bench-quick format clean
+.PHONY: help install demo demo-flower test test-deployment faults coverage check page bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,10 +26,17 @@ test: $(STAMP)  ## all tests but those of test-deployment
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
-	$(BIN)/python -m pytest -m deployment
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not campaign"
 
-faults: $(STAMP)  ## 200 kills of workers over all kinds of runs, none of which may differ or hang, in a minute
+faults: $(STAMP)  ## 200 kills of workers over all kinds of runs, and of runs at every call that touches a file
 	$(BIN)/python tests/faults.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m campaign
+
+coverage: $(STAMP)  ## how much of the package `make test` runs, in processes of all kinds
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -61,4 +68,4 @@ format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and all caches, not the runs
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -29,7 +29,7 @@ def slug(text: str) -> str:
 
 def machine() -> dict[str, Any]:
     """What the numbers were measured on and with."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
@@ -53,7 +53,9 @@ def busy(seconds: float = 0.5) -> float:
         return sum(values), values[3] + values[4]  # all, and idle or waiting for a disk
 
     try:
-        (all_before, idle_before), _, (all_after, idle_after) = counters(), time.sleep(seconds), counters()
+        all_before, idle_before = counters()
+        time.sleep(seconds)
+        all_after, idle_after = counters()
     except OSError:
         return 0.0
     return 1 - (idle_after - idle_before) / max(1, all_after - all_before)
@@ -91,8 +93,8 @@ def copy_gbs(megabytes: int = 400) -> float:
 def training_flops(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
     """Floating-point operations of one training step (forward and backward), per sample."""
     with FlopCounterMode(display=False) as counter:
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-    return counter.get_total_flops() / len(inputs)
+        nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops() / len(inputs))
 
 
 def flops_per_round(work: Any, cohorts: Sequence[Sequence[int]]) -> float:
@@ -101,4 +103,4 @@ def flops_per_round(work: Any, cohorts: Sequence[Sequence[int]]) -> float:
     batch = work.training.batch_size
     each = training_flops(work.model(), inputs[:batch], targets[:batch])
     samples = statistics.mean(float(sum(work.sizes[client] for client in cohort)) for cohort in cohorts)
-    return each * samples * work.training.epochs
+    return each * samples * float(work.training.epochs)

@@ -116,7 +116,8 @@ def turn(command: list[str], weights: str) -> dict[str, Any]:
 
 def timed(one: dict[str, Any]) -> list[float]:
     """The rounds of a turn that count."""
-    return one["seconds"][WARM_UP:]
+    seconds: list[float] = one["seconds"]
+    return seconds[WARM_UP:]
 
 
 def fastest(turns: dict[str, dict[str, Any]]) -> str:

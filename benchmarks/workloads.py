@@ -182,7 +182,7 @@ class Batches:
     size: int
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for at in torch.randperm(len(self.inputs)).split(self.size):
+        for at in torch.split(torch.randperm(len(self.inputs)), self.size):
             yield self.inputs[at], self.targets[at]
 
 
@@ -193,7 +193,7 @@ def train_locally(model: nn.Module, inputs: Tensor, targets: Tensor, training: A
     for _ in range(training.epochs):
         for x, y in Batches(inputs, targets, training.batch_size):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 

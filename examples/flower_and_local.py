@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import fedstrata
 
@@ -20,7 +22,7 @@ def main() -> None:
     digests = {}
     for engine in ENGINES:
 
-        def tell(line: dict, engine: str = engine) -> None:
+        def tell(line: Mapping[str, Any], engine: str = engine) -> None:
             accuracy = line["metrics"]["test"]["accuracy"]
             print(f"{engine:6}  round {line['round']:2}  accuracy {accuracy:.4f}  {line['seconds']:.2f} s", flush=True)
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 import fedstrata
 
 
-class Station(Dataset):
+class Station(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """The measurements of one station; the stations differ in the range of their features."""
 
     def __init__(self, number: int, rows: int, broken: bool = False) -> None:

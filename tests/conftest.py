@@ -5,45 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import io
-import json
-import os
-import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import tomli_w
 import torch
-from safetensors import safe_open
 
-ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src"
-
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "task": {
-        "dataset": "mnist-mini",
-        "partition": {"name": "iid", "clients": 4, "samples": 12},
-        "model": {"name": "mlp", "hidden": 4},
-    },
-    "training": {"rounds": 3, "batch_size": 6, "lr": 0.1},
-    "engine": {"workers": 1},
-}
-
-
-class Answer(NamedTuple):
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
+from tests.support.processes import Answer, default_sigint, process_environment
+from tests.support.runs import TINY, run_content
 
 
 @functools.cache
@@ -77,7 +53,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def recipe(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Callable[..., Path]:
     """The tiny recipe as a file."""
-    import tomli_w
 
     def write(settings: Mapping[str, Any] | None = None, name: str = "tiny.toml") -> Path:
         path = tmp_path / name
@@ -125,16 +100,6 @@ def _called(commands: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ans
     return call
 
 
-def process_environment() -> dict[str, str]:
-    """For a fedstrata, or our reproductions, in a process of its own."""
-    return os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{ROOT}", "COLUMNS": "200"}
-
-
-def default_sigint() -> None:
-    """A shell that starts pytest in the background has its children ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @pytest.fixture
 def spawn(tmp_path: Path) -> Any:
     """Start `python -m fedstrata …`, or another module; whatever still runs at the end of the test is ended."""
@@ -178,48 +143,6 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 
 # --- comparing runs --------------------------------------------------------------------------------------------------
-
-
-def checkpoint_content(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """Metadata and tensors of a checkpoint."""
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = True) -> dict[str, Any]:
-    """Everything in a run directory that is the same in two runs of one experiment, in a form that compares."""
-    from fedstrata.runs.reader import Run
-
-    run, folder = Run(path), Path(path)
-    history = [{key: value for key, value in line.items() if key != "seconds"} for line in run.history()]
-    figures = {
-        file.name: {
-            name: (v.dtype.str, v.shape, v.tobytes()) for name, v in run.layers(int(file.name.split(".")[0])).items()
-        }
-        for file in sorted((folder / "layers").iterdir())
-    }
-    content = {"history": history, "figures": figures, "weights": run.summary()["weights_sha256"]}
-    if checkpoints:
-        content["checkpoints"] = {}
-        for file in sorted((folder / "checkpoints").iterdir()):
-            metadata, tensors = checkpoint_content(file)
-            del metadata["run"], metadata["sha256"]  # the run's own name, and a digest that has it in it
-            content["checkpoints"][file.name] = (
-                metadata,
-                {n: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for n, t in tensors.items()},
-            )
-    if recipe:
-        content["recipe"] = (folder / "recipe.toml").read_text(encoding="utf-8")
-    content["files"] = sorted(entry.name for entry in folder.iterdir() if checkpoints or entry.name != "checkpoints")
-    return content
-
-
-def forge_recipe(path: Path, recipe: dict[str, Any]) -> None:
-    """Put another recipe into a run directory, as somebody does who knows about its digest."""
-    content = tomli_w.dumps(recipe).encode()
-    (path / "recipe.toml").write_bytes(content)
-    about = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps(about | {"recipe_sha256": hashlib.sha256(content).hexdigest()}))
 
 
 @pytest.fixture

@@ -103,10 +103,22 @@ def damages(good: Path) -> Iterator[Damage]:
             yield from _toml_damages(name, tomllib.loads(file.read_text()))
         elif file.suffix == ".safetensors":
             yield from _array_damages(name, file.read_bytes())
-        yield Damage(f"{name}: gone", lambda folder, name=name: (folder / name).unlink())
+        yield Damage(f"{name}: gone", _applying(Path.unlink, name))
         for what, content in (("empty", b""), ("no text", b"\xff\xfe\n"), ("a line", b"\n"), ("no object", b"3\n")):
-            yield Damage(f"{name}: {what}", lambda folder, n=name, c=content: _write(folder / n, c))
-        yield Damage(f"{name}: a folder", lambda folder, name=name: _become_folder(folder / name))
+            yield Damage(f"{name}: {what}", _writing(name, content))
+        yield Damage(f"{name}: a folder", _applying(_become_folder, name))
+
+
+def _applying(change: Callable[[Path], None], name: str) -> Callable[[Path], None]:
+    return lambda folder: change(folder / name)
+
+
+def _writing(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: _write(folder / name, content)
+
+
+def _forging(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: _forge(folder / name, content)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -133,11 +145,11 @@ def _json_damages(name: str, objects: list[Any]) -> Iterator[Damage]:
             where = f"{name}: {at + 1}: {'.'.join(map(str, path))}"
             for what, raw in VALUES.items():
                 content = written(_changed(one, path, _MARK), at, raw)
-                yield Damage(f"{where} = {what}", lambda folder, c=content: _write(folder / name, c))
+                yield Damage(f"{where} = {what}", _writing(name, content))
             content = written(_changed(one, path, ...), at)
-            yield Damage(f"{where} gone", lambda folder, c=content: _write(folder / name, c))
+            yield Damage(f"{where} gone", _writing(name, content))
             content = written(_changed(one, (*path[:-1], "unheard of"), 3), at)
-            yield Damage(f"{where}: a key beside it", lambda folder, c=content: _write(folder / name, c))
+            yield Damage(f"{where}: a key beside it", _writing(name, content))
 
 
 def _toml_damages(name: str, table: dict[str, Any]) -> Iterator[Damage]:
@@ -146,11 +158,11 @@ def _toml_damages(name: str, table: dict[str, Any]) -> Iterator[Damage]:
         where = f"{name}: {'.'.join(map(str, path))}"
         for what, value in TOML_VALUES.items():
             changed = tomli_w.dumps(_changed(table, path, value)).encode()
-            yield Damage(f"{where} = {what}", lambda folder, c=changed: _forge(folder / name, c))
+            yield Damage(f"{where} = {what}", _forging(name, changed))
         changed = tomli_w.dumps(_changed(table, path, ...)).encode()
-        yield Damage(f"{where} gone", lambda folder, c=changed: _forge(folder / name, c))
+        yield Damage(f"{where} gone", _forging(name, changed))
     for what, content in (("deep", b"a = " + b"[" * 100_000), ("digits", b"seed = 1" + b"0" * 5000)):
-        yield Damage(f"{name}: {what}", lambda folder, c=content: _forge(folder / name, c))
+        yield Damage(f"{name}: {what}", _forging(name, content))
 
 
 def _forge(path: Path, content: bytes) -> None:
@@ -168,9 +180,9 @@ def _array_damages(name: str, content: bytes) -> Iterator[Damage]:
     for place in places:
         flipped = bytearray(content)
         flipped[place] ^= 1 << draw.randrange(8)
-        yield Damage(f"{name}: byte {place}", lambda folder, c=bytes(flipped): _write(folder / name, c))
+        yield Damage(f"{name}: byte {place}", _writing(name, bytes(flipped)))
     for end in (7, 8, 8 + length // 2, 8 + length, len(content) - 1):
-        yield Damage(f"{name}: ends at {end}", lambda folder, c=content[:end]: _write(folder / name, c))
+        yield Damage(f"{name}: ends at {end}", _writing(name, content[:end]))
 
     def put(what: str, changed: Mapping[str, Any], data: bytes = data) -> Damage:
         text = json.dumps(changed).encode()
@@ -233,7 +245,10 @@ def problems(folder: Path) -> list[str]:
         if code not in (0, 2) or err.count("\n") != (1 if code else 0):
             found.append(f"{command[0]}: code {code}: {err[-1500:]}")
     if (place / "run.json").exists():
-        calls = {"summary": lambda: fedstrata.Run(place).summary(), "curve": lambda: fedstrata.Run(place).curve()}
+        calls: dict[str, Callable[[], object]] = {
+            "summary": lambda: fedstrata.Run(place).summary(),
+            "curve": lambda: fedstrata.Run(place).curve(),
+        }
         calls |= {"reopen": lambda: _reopen(place), "finished": lambda: fedstrata.Run(place).finished()}
         for name, call in calls.items():
             try:

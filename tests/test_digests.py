@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.core import state
+from fedstrata.core import aggregation, state
 from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
-from tests.conftest import process_environment
 from tests.digests import CASES, line_of, values_of
 from tests.support.digested import on_flower, recipes
+from tests.support.processes import process_environment
 
 SOME = (
     "named/fedldf/odd",
@@ -51,9 +52,9 @@ def test_another_process_comes_to_the_same_digests(lines: list[str]) -> None:
 
 def test_one_ulp_in_one_number_of_the_aggregate_shows(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the weights of every case; what travelled and what became of the clients is as before."""
-    aggregate = state.aggregate
+    aggregate = aggregation.aggregate
 
-    def off(*arguments: object) -> Tensor:
+    def off(*arguments: Any) -> Tensor:
         new = aggregate(*arguments)
         new[0] = torch.nextafter(new[0], torch.full_like(new[0], torch.inf))
         return new

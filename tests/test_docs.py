@@ -11,7 +11,7 @@ import pytest
 
 import fedstrata
 from reproductions.study import Arm, Claim, Measure, Plot, Quick, Study, StudyCell
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 DOCS = ROOT / "docs"
 

@@ -111,8 +111,8 @@ def test_tied_frozen_and_counted() -> None:
         one["steps"] += step
         models.append(one)
     new = server.aggregate(models, sizes=[1, 1.5])
-    step = 1 * 0.4 + 3 * 0.6
-    torch.testing.assert_close(new["first.weight"], start + step)
+    mean = 1 * 0.4 + 3 * 0.6
+    torch.testing.assert_close(new["first.weight"], start + mean)
     assert torch.equal(new["first.weight"], new["second.weight"])
     assert new["frozen"].tolist() == [1, 1]
     assert new["steps"].item() == 3
@@ -235,6 +235,7 @@ def test_a_file_that_is_damaged_or_nobodys(tmp_path: Path) -> None:
     arrays, content = load_file(path), path.read_bytes()
     about = json.loads(json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]["server"])
     wrong: list[Any] = [{}, {"server": "no json"}, {"server": "[" * 100_000}, {"server": "[]"}]
+    value: Any
     for key in about:
         for value in (None, -1, "x", [[1]], [["a", 5]], 10**400, {}):
             wrong.append({"server": json.dumps(about | {key: value})})

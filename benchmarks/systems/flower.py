@@ -43,11 +43,11 @@ def _simulate(options: Any) -> None:
         """FedAvg with our cohorts. Any node can be any client: the message says whose data to use."""
 
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-            self.start = time.perf_counter()
+            self.began = time.perf_counter()
             nodes = list(grid.get_node_ids())
             messages = []
             for client in work.cohorts[server_round - 1]:
-                own = {"workload": options.workload, "data": options.data or "", "client": client}
+                own: dict[str, Any] = {"workload": options.workload, "data": options.data or "", "client": client}
                 content = RecordDict({"arrays": arrays, "config": ConfigRecord(own)})
                 messages.append(Message(content, dst_node_id=nodes[client], message_type=MessageType.TRAIN))
             return messages
@@ -59,7 +59,7 @@ def _simulate(options: Any) -> None:
                 print(f"round {server_round}: {len(replies)} replies, {failed[:1]}", file=sys.stderr)
                 os._exit(1)
             result = super().aggregate_train(server_round, replies)
-            report(round=server_round, seconds=time.perf_counter() - self.start)
+            report(round=server_round, seconds=time.perf_counter() - self.began)
             return result
 
     server = ServerApp()
@@ -76,7 +76,7 @@ def _simulate(options: Any) -> None:
         model.load_state_dict(result.arrays.to_torch_state_dict())
         finish(work, model, options)
 
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
     cores = len(os.sched_getaffinity(0))
     run_simulation(
         server_app=server,

@@ -39,7 +39,8 @@ class Module(torch.nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """The network."""
-        return self.net(inputs)
+        outputs: torch.Tensor = self.net(inputs)
+        return outputs
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""

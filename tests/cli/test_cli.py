@@ -20,7 +20,7 @@ from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.partitions import PARTITIONS
-from tests.conftest import process_environment
+from tests.support.processes import process_environment
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from fedstrata.core.record import RoundFailed
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
-from tests.conftest import Answer, process_environment
 from tests.support.math import missing
+from tests.support.processes import Answer, process_environment
 
 
 def assert_refused(answer: Answer, *parts: str) -> None:
@@ -584,7 +584,7 @@ def test_a_failure_that_is_not_the_users_is_code_1(cli: Any, recipe: Any, tmp_pa
 # --- clients that fail -----------------------------------------------------------------------------------------------
 
 
-class Broken(Dataset):
+class Broken(Dataset[Any]):
     """Eight points, and an accident when they are read."""
 
     def __init__(self, accident: Any) -> None:

@@ -17,7 +17,8 @@ from fedstrata.core import lazy
 from fedstrata.runs.compare import begin_comparison, run_job
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.runs.writer import last_state
-from tests.conftest import TINY, checkpoint_content, process_environment
+from tests.support.processes import process_environment
+from tests.support.runs import TINY, checkpoint_content
 
 HEAVY = ("torch", "matplotlib", "pyarrow", "PIL", "pandas", "huggingface_hub", "flwr", "ray")
 
@@ -127,6 +128,6 @@ def test_torch_is_imported_with_the_first_look_into_it(place: Path) -> None:
     assert lazy.torch.float32 is torch.float32
     assert lazy.nn.Linear is torch.nn.Linear
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = lazy.torch.nothing
+        _ = lazy.torch.nothing  # type: ignore[attr-defined]
     assert in_a_fresh_process("from fedstrata.core.lazy import torch", place)[1] == []
     assert in_a_fresh_process("from fedstrata.core.lazy import torch; torch.float32", place)[1] == ["torch"]

@@ -31,8 +31,9 @@ import fedstrata
 from fedstrata.cli import app, main
 from fedstrata.cli.terminal import Console, say
 from reproductions.cli import app as reproductions_app
-from tests.conftest import ROOT, SOURCE, Answer, process_environment
+from tests.support import ROOT, SOURCE
 from tests.support.make_runs import make_run
+from tests.support.processes import Answer, process_environment
 
 STEERS = "\x1b]0;owned\x07"
 """Sets a terminal's title, and rings. rich never writes such a thing."""

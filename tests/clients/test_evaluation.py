@@ -23,8 +23,9 @@ from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.engine import open_engine
 from fedstrata.tasks.builtin import ClientShards
+from fedstrata.tasks.metric import Metric
 from fedstrata.tasks.partitions import Partition
-from fedstrata.tasks.task import Metric, Samples, Task
+from fedstrata.tasks.task import Samples, Task
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
@@ -103,7 +104,7 @@ def test_inputs_give_the_same_wherever_they_lie(offset: int) -> None:
     inputs, targets = torch.randn(2700, 7, generator=generator), torch.randint(0, 3, (2700,), generator=generator)
     room = torch.empty(offset + inputs.numel())
     lying = room[offset:].view_as(inputs).copy_(inputs)
-    sets = {
+    sets: dict[str, Any] = {
         "test": (inputs, targets),
         "lying": (lying, targets),
         "rows": Samples(inputs, targets, np.arange(2700)),

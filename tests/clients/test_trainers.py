@@ -23,7 +23,7 @@ from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Samples, Task, as_data
 from fedstrata.weightings import SampleSize
-from tests.rules.test_battery import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
+from tests.support.combinations import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
 from tests.support.math import FEDAVG, image_task, prepare, words
 
 TRAINING = Training(
@@ -184,7 +184,7 @@ class Residual(nn.Sequential):
 
 
 def with_hook(which: str) -> nn.Module:
-    model = perceptron()
+    model: Any = perceptron()
     if which == "forward of a layer":
         model[1].register_forward_hook(lambda module, inputs, output: output * 2)
     elif which == "forward of the model":

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_a_good_reply_is_accepted() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_bad_reply_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_bad_reply_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ReplyError, match=message):
         check_reply(replace(REPLY, **change), ORDER, LAYERS, 10)
 
@@ -101,8 +101,9 @@ def test_an_update_whose_squared_length_no_float64_can_hold_is_refused() -> None
     order, sent = Order("train", 1, 0, 0, mask=torch.ones(1, dtype=torch.bool)), torch.ones(1, dtype=torch.bool)
     reply = Reply(size=1, sent=sent, update=torch.full((8,), 1e153, dtype=torch.float64))
     check_reply(reply, order, layers, 1)  # the square of its norm is 8e306
+    assert reply.update is not None
     with pytest.raises(ReplyError, match="the squared norm of the update is not finite"):
-        check_reply(replace(reply, update=reply.update * 10), order, layers, 1)  # type: ignore[operator]
+        check_reply(replace(reply, update=reply.update * 10), order, layers, 1)
 
 
 def test_an_upload_is_checked_like_a_training() -> None:
@@ -161,9 +162,10 @@ def test_sizes_that_only_the_reply_tells() -> None:
     """Where nobody has said before how many there are, any number of samples will do that counts them."""
     for size in (1, 10, 2.5, MOST_SAMPLES):
         check_reply(replace(REPLY, size=size), ORDER, LAYERS, None)
-    for size in (None, 0, -1, math.nan, "10"):
+    wrong: list[Any] = [None, 0, -1, math.nan, "10"]
+    for size in wrong:
         with pytest.raises(ReplyError, match=re.escape(f"size = {size!r}, must be a positive number of samples")):
-            check_reply(replace(REPLY, size=size), ORDER, LAYERS, None)  # type: ignore[arg-type]
+            check_reply(replace(REPLY, size=size), ORDER, LAYERS, None)
     for size in (math.inf, MOST_SAMPLES * 2):
         with pytest.raises(ReplyError, match=f"size = {size}, must be at most {MOST_SAMPLES}"):
             check_reply(replace(REPLY, size=size), ORDER, LAYERS, None)

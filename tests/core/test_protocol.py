@@ -57,7 +57,7 @@ def update(order: Order, numbers: Sequence[float], size: float = 1) -> Reply:
 
 def played(round: Round, answer: object) -> tuple[ServerState, RoundRecord]:
     """Play a round whose answers a function gives, and conclude it."""
-    play(round, lambda orders: [(order, answer(order)) for order in orders])  # type: ignore[operator]
+    play(round, lambda orders: [(order, answer(order)) for order in orders])
     return round.finish()
 
 

@@ -25,10 +25,10 @@ import fedstrata
 from fedstrata.core.messages import Status
 from fedstrata.deployment import credentials
 from fedstrata.runs.reader import Run
-from tests import conftest
 from tests.support import node_data, own_data, secretive
 from tests.support.federation import BIN, LET_IN, Federation, history, ports, wait_until
 from tests.support.math import missing
+from tests.support.runs import TINY
 from tests.support.searching import SECRET, is_in
 
 pytestmark = pytest.mark.deployment
@@ -37,29 +37,30 @@ NODES = 3
 FEDLDF = "fedldf:n=2"
 
 
-def rehearse(folder: Path, algorithm: str) -> Federation:
+def rehearse(folder: Path) -> Federation:
     """The tiny recipe on three nodes, in a folder whose name has a space."""
     path = folder / "tiny.toml"
     evaluation = {"on": ["test", "clients"], "every": 3}
-    path.write_text(tomli_w.dumps(conftest.TINY | {"evaluation": evaluation}))
-    return Federation.init(folder / "three nodes", path, "--nodes", NODES, "--algorithm", algorithm)
+    path.write_text(tomli_w.dumps(TINY | {"evaluation": evaluation}))
+    return Federation.init(folder / "three nodes", path, "--nodes", NODES, "--algorithm", FEDLDF)
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Three nodes that run FedLDF, whose round has two exchanges."""
-    made = rehearse(tmp_path_factory.mktemp("flower"), FEDLDF)
+    made = rehearse(tmp_path_factory.mktemp("flower"))
     try:
         made.start()
         yield made
     finally:
-        made.stop()
+        codes = made.stop()
+    assert [codes[f"node-{client}"] for client in range(NODES)] == [0] * NODES  # all have signed off
 
 
 def local(out: Path, algorithm: str) -> Path:
     """The same on the local engine."""
     settings = {"task.partition.clients": NODES}
-    table = conftest.TINY | {"evaluation": {"on": ["test", "clients"], "every": 3}}
+    table = TINY | {"evaluation": {"on": ["test", "clients"], "every": 3}}
     return fedstrata.run(table, algorithm=algorithm, settings=settings, out=out).path
 
 
@@ -72,17 +73,20 @@ def test_fedldf_on_three_nodes_ends_in_the_local_engines_run(
     assert all(LET_IN in federation.log(f"node-{client}") for client in range(NODES))
 
 
-def test_fedlap_on_three_nodes_ends_in_the_local_engines_run_and_signs_off(
-    tmp_path: Path, same_run: Callable[..., None]
+def test_fedlap_on_three_nodes_ends_in_the_local_engines_run(
+    federation: Federation, tmp_path: Path, same_run: Callable[..., None]
 ) -> None:
-    made = rehearse(tmp_path, "fedlap")
+    """Server and nodes read their recipes when a run begins, so that another one needs no other federation."""
+    places = ["server", *(f"node-{client}" for client in range(NODES))]
+    before = {path: path.read_text() for path in (federation.folder / place / "recipe.toml" for place in places)}
+    for place in places:
+        federation.change(place, {"algorithm": {"name": "fedlap"}})
     try:
-        made.start()
-        out = made.run("first")
+        out = federation.run("fedlap")
     finally:
-        codes = made.stop()
+        for path, text in before.items():
+            path.write_text(text)
     same_run(out, local(tmp_path / "local", "fedlap"), recipe=False)
-    assert [codes[f"node-{client}"] for client in range(NODES)] == [0] * NODES
 
 
 # --- what is killed --------------------------------------------------------------------------------------------------
@@ -277,15 +281,15 @@ def test_nothing_of_what_goes_wrong_on_nodes_reaches_the_server(tmp_path: Path) 
         (folder / "node.toml").write_text(text.replace('data = ""', f'data = "ward_{SECRET}:data"'))
     try:
         made.start()
-        lines = history(made.run("first"))
+        rounds = history(made.run("first"))
     finally:
         made.stop()
     more = "; its own log says more"
-    assert [missing(line["lost"]) for line in lines] == [
+    assert [missing(line["lost"]) for line in rounds] == [
         [(0, Status("failed", f"it cannot train (KeyError){more}"))],
         [(1, Status("failed", f"it cannot train (LookupError){more}"))],
     ]
-    assert [missing(line["unmeasured"]) for line in lines] == [
+    assert [missing(line["unmeasured"]) for line in rounds] == [
         [(1, Status("failed", f"it cannot evaluate the model (ValueError){more}"))],
         [(0, Status("failed", f"it cannot evaluate the model (FileNotFoundError){more}"))],
     ]

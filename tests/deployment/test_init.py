@@ -27,7 +27,7 @@ from fedstrata.deployment import credentials
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks import datasets
-from tests.conftest import process_environment
+from tests.support.processes import process_environment
 
 Cli = Callable[..., Any]
 
@@ -74,8 +74,8 @@ def test_every_public_key_is_that_of_its_node(made: Path) -> None:
     for client in range(3):
         private = load_ssh_private_key((made / f"node-{client}" / "key").read_bytes(), None)
         public = load_ssh_public_key((made / "server" / "nodes" / f"node-{client}.pub").read_bytes())
-        assert private.public_key() == public  # type: ignore[union-attr]
-        numbers.add(public.public_numbers())  # type: ignore[union-attr]
+        assert private.public_key() == public
+        numbers.add(public.public_numbers())
     assert len(numbers) == 3
 
 

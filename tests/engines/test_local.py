@@ -28,12 +28,12 @@ from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.reader import Run
 from fedstrata.tasks.task import Task
-from tests import faults
-from tests.faults import PLACES, DoomedPipe, Moments
+from tests.support import faults
+from tests.support.faults import PLACES, DoomedPipe, Moments
 from tests.support.math import missing
 
 
-class Accident(Dataset):
+class Accident(Dataset[Any]):
     """Eight points whose reading is an accident, in every round or until a file says that it has happened."""
 
     def __init__(self, what: str, once: Path | None = None) -> None:
@@ -104,7 +104,7 @@ def test_replies_do_not_depend_on_workers(blobs: Any, workers: int) -> None:
             assert reply.metrics == other.metrics
             assert reply.size == other.size
             assert (reply.update is None) == (other.update is None)
-            if reply.update is not None:
+            if reply.update is not None and other.update is not None:
                 assert torch.equal(reply.update, other.update)
                 assert reply.update.abs().sum() > 0
 
@@ -196,7 +196,8 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
     (tmp_path / "kills").mkdir()
     moments = Moments(tmp_path / "kills", 0)
     moments.left[PLACES.index("replied")] = 1
-    work, answer = local._work, Client.answer
+    work: Any = local._work
+    answer = Client.answer
 
     def doomed(client: Any, post: Any, begun: Any, at: int, pipe: Any, inherited: Any) -> None:
         work(client, post, begun, at, DoomedPipe(pipe, moments), inherited)

@@ -29,7 +29,6 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
-from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -46,13 +45,6 @@ from tests.support.math import by_client, words
 
 NODES = [3, 1, 2**63 + 7]
 LOCAL_DP = LocalDpMod(clipping_norm=5.0, sensitivity=1e-3, epsilon=10.0, delta=1e-5)
-
-
-@pytest.fixture(autouse=True)
-def _server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    random.seed(0)
 
 
 def network() -> nn.Module:
@@ -246,7 +238,8 @@ arrays = st.builds(
 )
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.just(10**5000))
 metrics = st.one_of(numbers, st.lists(st.integers(-5, 5), max_size=3), st.lists(st.floats(), max_size=3))
-broken = st.sampled_from([5, None, True, "7", b"7", [], [None], [True, "x"], {}, object, 2.5, math.nan, (), (1, "a")])
+odd: list[Any] = [5, None, True, "7", b"7", [], [None], [True, "x"], {}, object, 2.5, math.nan, (), (1, "a")]
+broken = st.sampled_from(odd)
 """What Flower's classes do not accept, and what a client may send all the same."""
 
 
@@ -275,8 +268,8 @@ def spoiled(draw: st.DrawFn) -> Spoiled:
                     one[each] = array
         elif kind == "attribute":
             for one in records:
-                for each in one.values():
-                    setattr(each, attribute, other)
+                for broken_array in one.values():
+                    setattr(broken_array, attribute, other)
         elif kind in ("metric", "broken metric"):
             for told in reply.content.metric_records.values():
                 told.__dict__["_data"][key] = number if kind == "metric" else other
@@ -376,7 +369,8 @@ def test_integers_that_call_themselves_something_else() -> None:
 
     def change(reply: Message, node: int) -> Message:
         if reply.metadata.message_type == "train":
-            reply.content["arrays"]["count"] = Array("float32", (9, 9), "numpy.ndarray", npy(np.array(np.int64(7))))
+            forged = Array("float32", (9, 9), "numpy.ndarray", npy(np.array(np.int64(7))))
+            reply.content.array_records["arrays"]["count"] = forged
         return reply
 
     strategy = Strategy(algorithms.fedavg())

@@ -12,7 +12,6 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedstrata import algorithms
 from fedstrata.clients.setup import build_model
@@ -24,13 +23,6 @@ from tests.support.math import image_task
 
 TASK = image_task([5, 9, 6, 8, 12])
 NODES = [7001, 90, 2**63 + 5, 12, 400]
-
-
-@pytest.fixture(autouse=True)
-def _server(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    random.seed(0)
 
 
 def model() -> ArrayRecord:

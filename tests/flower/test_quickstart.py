@@ -19,21 +19,12 @@ import numpy as np
 import pytest
 
 from tests.support import reference
+from tests.support.flower import DROP_IN
 
 pytestmark = pytest.mark.deployment
 
 HERE = Path(__file__).parent
 CLIENTS = 4
-DROP_IN = {
-    "pyproject.toml": ['+    "fedstrata[flower]",'],
-    "pytorchexample/server_app.py": [
-        "-from flwr.serverapp.strategy import FedAvg",
-        "+import fedstrata.flower",
-        "-    strategy = FedAvg(fraction_evaluate=fraction_evaluate)",
-        "+    strategy = fedstrata.flower.Strategy(fedstrata.fedlayerwise(), fraction_evaluate=fraction_evaluate)",
-    ],
-}
-"""What the README shows: three lines in the place of two."""
 
 
 @pytest.fixture

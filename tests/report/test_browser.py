@@ -111,7 +111,7 @@ def click(page: Any, heat: Any, row: int, column: int, rows: int, columns: int) 
 
 
 def number(text: str) -> float:
-    return math.nan if text.startswith("no value") else float(re.match(r"[-\d.e+]+", text)[0])  # type: ignore[index]
+    return math.nan if text.startswith("no value") else float(re.match(r"[-\d.e+]+", text)[0])
 
 
 # --- a clicked cell --------------------------------------------------------------------------------------------------

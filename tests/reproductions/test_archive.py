@@ -16,7 +16,7 @@ from fedstrata.tasks import datasets
 from reproductions import outdated
 from reproductions.results import Results, machine, same_machine, series_of
 from reproductions.study import load_study, studies
-from tests.conftest import ROOT, SOURCE
+from tests.support import ROOT, SOURCE
 
 
 def test_the_library_imports_nothing_of_the_reproductions() -> None:

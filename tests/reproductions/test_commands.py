@@ -15,7 +15,7 @@ import tomli_w
 from fedstrata.runs.files import locked
 from reproductions.results import Results
 from reproductions.study import load_study, studies
-from tests.conftest import process_environment
+from tests.support.processes import process_environment
 from tests.support.small_study import SMALL, small
 
 

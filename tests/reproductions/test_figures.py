@@ -25,7 +25,7 @@ from reproductions.figures.content import Curve, Panel, Picture, Reference
 from reproductions.figures.style import PALETTE, wrapped
 from reproductions.results import Results
 from reproductions.study import Study, load_study, plan, recipe_hash, studies
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.small_study import SMALL, small
 
 INF = math.inf
@@ -33,7 +33,7 @@ INF = math.inf
 
 def results_of(curves: dict[str, dict[str, list[dict[str, list[Any]]]]], **changes: Any) -> Results:
     """Results from each seed's series; every round uploads two megabytes."""
-    runs = {
+    runs: Any = {
         cell: {
             arm: {seed: {"upload": [2_000_000] * len(next(iter(one.values()))), **one} for seed, one in enumerate(ones)}
             for arm, ones in arms.items()
@@ -53,7 +53,7 @@ def only(results: Results) -> Any:
     return figures.draw(picture)
 
 
-def line(ax: Any, label: str) -> tuple[list[float], list[float]]:
+def line(ax: Any, label: str) -> tuple[Any, Any]:
     (found,) = [one for one in ax.lines if one.get_label() == label]
     return list(found.get_xdata()), list(found.get_ydata())
 
@@ -310,7 +310,8 @@ def test_a_palette_keeps_the_colours_of_thin_lines(tmp_path: Path) -> None:
     for at, (colour, *_) in enumerate(PALETTE):
         axes.plot([0.1, 0.4], [0.1 * at + 0.1] * 2, color=colour, linewidth=2)
     shown = Image.open(figures._write(figure, tmp_path / "lines")).convert("RGB")
-    found = {pixel for _, pixel in shown.getcolors(maxcolors=1_000_000)}
+    colours: Any = shown.getcolors(maxcolors=1_000_000)
+    found = {pixel for _, pixel in colours}
     for colour, *_ in PALETTE:
         wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
         assert min(max(abs(a - b) for a, b in zip(wanted, pixel, strict=True)) for pixel in found) <= 12, colour
@@ -333,7 +334,7 @@ def test_an_arm_looks_the_same_in_every_plot_of_a_study() -> None:
     (of_curves,) = [one for one in figures.draw(curves).axes[0].lines if one.get_label() == "b"]
     panel = figures.draw(dots).axes[0]
     row = [tick.get_text() for tick in panel.get_yticklabels()].index("b")
-    (of_dots,) = [one for one in panel.lines if list(one.get_ydata()) == [row]]
+    (of_dots,) = [one for one in panel.lines if np.array_equal(one.get_ydata(), [row])]
     assert (of_dots.get_color(), of_dots.get_marker()) == (of_curves.get_color(), of_curves.get_marker())
 
 

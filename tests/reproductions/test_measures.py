@@ -13,7 +13,7 @@ from reproductions.study import Measure
 
 INF = math.inf
 
-SERIES = {
+SERIES: dict[str, list[float | None]] = {
     "upload": [10, 20, 30, 40],
     "test.accuracy": [0.2, None, 0.6, 0.5],
     "test.loss": [2.0, None, 1.0, 1.5],
@@ -91,7 +91,7 @@ def test_a_run_that_failed_has_the_worst_of_what_it_did_not_reach(options: dict[
     ids=str,
 )
 def test_a_measure_says_which_way_a_metric_improves(options: dict[str, Any], value: float) -> None:
-    series = {"upload": [1] * 4, "test.auc": [0.5, 0.8, 0.9, INF], "test.accuracy": [0.5, 0.8, 0.8, INF]}
+    series: Any = {"upload": [1] * 4, "test.auc": [0.5, 0.8, 0.9, INF], "test.accuracy": [0.5, 0.8, 0.8, INF]}
     assert measure(Measure(**{"title": "x", "series": "test.auc", **options}), series) == value
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_failed_at_once_has_uploaded_nothing() -> None:
 
 
 def test_curves_take_what_is_no_number_as_the_worst() -> None:
-    series = {"upload": [1, 1], "test.accuracy": [0.5, INF], "test.loss": [1.0, INF]}
+    series: Any = {"upload": [1, 1], "test.accuracy": [0.5, INF], "test.loss": [1.0, INF]}
     assert read(series, "test.accuracy") == [(1, 0.5), (2, 0.0)]
     assert read(series, "test.error") == [(1, 0.5), (2, 1.0)]
     assert read(series, "test.loss") == [(1, 1.0), (2, INF)]
@@ -115,8 +115,9 @@ def test_the_way_to_a_target_is_that_of_one_series(kind: Any) -> None:
 def test_errors_between_evaluations_are_interpolated_at_equal_upload() -> None:
     """Equal curves, but one arm uploads a little more: it must not lose a whole interval of evaluations."""
     what = Measure(title="x", kind="at_equal_upload")
-    curve = [0.1, None, None, None, 0.5, None, None, None, 0.9]
-    dear, cheap = {"upload": [101] * 9, "test.accuracy": curve}, {"upload": [100] * 9, "test.accuracy": curve}
+    curve: list[float | None] = [0.1, None, None, None, 0.5, None, None, None, 0.9]
+    dear: Any = {"upload": [101] * 9, "test.accuracy": curve}
+    cheap: Any = {"upload": [100] * 9, "test.accuracy": curve}
     assert measure(what, cheap, budget=900) == pytest.approx(0.9)
     assert measure(what, dear, budget=900) == pytest.approx(0.9 - 0.4 * 9 / 404)  # 9 bytes before the last one
     assert math.isnan(measure(what, dear, budget=100))

@@ -10,7 +10,7 @@ from reproductions.claims import check
 from reproductions.page import PAPERS, Paper, _index, _Told, _why, pages
 from reproductions.results import Results
 from reproductions.study import load_study, studies
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.small_study import SMALL, results_of
 
 

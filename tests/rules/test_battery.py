@@ -6,7 +6,7 @@ learning rate, a model with BatchNorm, and the three groupings spread over the c
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.determinism import steady
 from fedstrata.core.layers import Layers
-from fedstrata.objectives import AdaptiveMu, FedLap, FedProx, Plain
+from fedstrata.objectives import FedLap, Plain
 from fedstrata.recipes.schema import Training
-from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomClients, RandomLayers
+from fedstrata.selections import Everything, RandomClients, RandomLayers
 from fedstrata.tasks.task import Task
-from fedstrata.weightings import FedAdp, FedLayerWise, SampleSize, Uniform
+from fedstrata.weightings import FedAdp, FedLayerWise, Uniform
 from tests.support import reference
+from tests.support.combinations import COMBINATIONS, OBJECTIVES, SELECTIONS, SIZES, WEIGHTINGS
 from tests.support.math import Tiny, image_task, prepare, run
 from tests.support.reference import Rules
 
@@ -38,27 +39,6 @@ GROUPINGS = {  # Tiny's layers, by hand
         "fc.bias": ["fc.bias"],
     },
 }
-OBJECTIVES = {
-    "plain": (Plain(), {}),
-    "fedprox": (FedProx(mu=0.3), {"mu": 0.3}),
-    "adaptive_mu": (AdaptiveMu(mu0=0.4, a=0.5), {"mu": 0.4, "a": 0.5}),
-    "fedlap": (FedLap(q=0.5), {"q": 0.5}),
-}
-SELECTIONS = {
-    "all": (Everything(), {}),
-    "fedldf": (FedLDF(n=2), {"n": 2}),
-    "random_layers": (RandomLayers(n=2), {"draw": RandomLayers(n=2)}),
-    "random_clients": (RandomClients(n=3), {"draw": RandomClients(n=3)}),
-    "neuron_pruning": (NeuronPruning(share=0.4), {"share": 0.4}),
-}
-WEIGHTINGS = {
-    "sample_size": (SampleSize(), {}),
-    "uniform": (Uniform(), {}),
-    "fedadp": (FedAdp(), {}),
-    "fedlayerwise": (FedLayerWise(alpha=3.0), {"alpha": 3.0}),
-}
-COMBINATIONS = list(itertools.product(OBJECTIVES, SELECTIONS, WEIGHTINGS))
-SIZES = (5, 12, 8, 9, 6, 7)
 TRAINING = Training(
     rounds=3, clients_per_round=4, epochs=3, batch_size=4, lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=0.01
 )
@@ -94,7 +74,7 @@ def compare(
     with steady():
         expected = reference.run(task, setup.build(), by_hand, rules, TRAINING, seed=seed)
     assert len(records) == len(expected) == 3
-    near = {"rtol": tolerance, "atol": tolerance}
+    near: dict[str, Any] = {"rtol": tolerance, "atol": tolerance}
     for state, record, truth in zip(states[1:], records, expected, strict=True):
         np.testing.assert_array_equal(record.clients, truth.clients)
         ours = layers.views(state.model)
@@ -108,7 +88,7 @@ def compare(
     assert (moved > 1e-4).all(), "a run in which nothing happens tests nothing"
 
 
-def _compare_record(record, truth, rules: Rules, names: list[str], near: dict[str, float]) -> None:
+def _compare_record(record, truth, rules: Rules, names: list[str], near: dict[str, Any]) -> None:
     figures, sent = record.layers, truth.mask
     answered = sent.any(1)
     np.testing.assert_array_equal(figures["mask"] > 0, sent)
@@ -136,7 +116,7 @@ def _compare_record(record, truth, rules: Rules, names: list[str], near: dict[st
 def test_every_combination_is_the_reference(objective: str, selection: str, weighting: str) -> None:
     number = COMBINATIONS.index((objective, selection, weighting))
     grouping = ("module", "block", "tensor")[number % 3]
-    options = {}
+    options: dict[str, Any] = {}
     rules = []
     for axis, name in ((OBJECTIVES, objective), (SELECTIONS, selection), (WEIGHTINGS, weighting)):
         rule, plain = axis[name]
@@ -161,7 +141,7 @@ def test_every_combination_is_the_reference(objective: str, selection: str, weig
     ],
     ids=str,
 )
-def test_fedlap_switches(options: dict[str, object], tolerance: float) -> None:
+def test_fedlap_switches(options: dict[str, Any], tolerance: float) -> None:
     """Each reading of FedLap that the switches offer, as the reference computes it neuron by neuron."""
     algorithm = Algorithm(FedLap(**options), Everything(), Uniform())
     compare(algorithm, Rules("fedlap", "all", "uniform", **options), "module", seed=5, tolerance=tolerance)
@@ -194,9 +174,9 @@ ODD_LAYERS = {name: [name] for name, _ in Odd().named_parameters()}
 @pytest.mark.parametrize("form", ["factor", "exponent"])
 @pytest.mark.parametrize("through", [False, True])
 @pytest.mark.parametrize("units", ["input", "output"])
-def test_fedlap_on_every_kind_of_weight(units: str, through: bool, form: str) -> None:
+def test_fedlap_on_every_kind_of_weight(units: Any, through: bool, form: Any) -> None:
     """The reference finds out by trying which neuron each weight leaves and enters."""
-    options = {"q": 0.5, "units": units, "through": through, "form": form}
+    options: dict[str, Any] = {"q": 0.5, "units": units, "through": through, "form": form}
     algorithm = Algorithm(FedLap(**options), Everything(), Uniform())
     rules = Rules("fedlap", "all", "uniform", **options)
     task = image_task(SIZES, Odd)
@@ -207,7 +187,7 @@ def test_fedlap_on_every_kind_of_weight(units: str, through: bool, form: str) ->
 @pytest.mark.parametrize("selection", ["all", "fedldf"])
 def test_smoothing_by_round_number(selection: str, weighting: str) -> None:
     """θ̃ = ((t − 1) θ̃ + θ)/t with the literal round number t, under partial participation."""
-    rule = {"fedadp": FedAdp, "fedlayerwise": FedLayerWise}[weighting](smoothing="round")
+    rule: Any = {"fedadp": FedAdp, "fedlayerwise": FedLayerWise}[weighting](smoothing="round")
     chosen, options = SELECTIONS[selection]
     rules = Rules("plain", selection, weighting, smoothing="round", **options)
     compare(Algorithm(Plain(), chosen, rule), rules, "module", seed=3)

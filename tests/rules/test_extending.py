@@ -251,9 +251,9 @@ def one_layer(input_shape, classes):
         run = fedstrata.run(tiny({"algorithm": algorithm}), out=tmp_path / selection)
         assert run.recipe.label == f"bias_anchor+{selection}+by_index"
     # the option goes to the rule that has it, as with ours
-    algorithm = named("fedavg", weighting={"name": "by_index"}, base=4.0)
-    assert algorithm.weighting.base == 4.0
-    group = {"mine": named("mine", mu=0.4)}
+    given: Any = named("fedavg", weighting={"name": "by_index"}, base=4.0)
+    assert given.weighting.base == 4.0
+    group: Any = {"mine": named("mine", mu=0.4)}
     assert group["mine"].objective.mu == 0.4
     run = fedstrata.run(tiny(), algorithm="mine:mu=0.2", out=tmp_path / "mine")
     assert run.recipe.label == "mine"

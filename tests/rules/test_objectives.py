@@ -25,8 +25,8 @@ from fedstrata.runs.compare import begin_comparison, run_job
 from fedstrata.selections import Everything
 from fedstrata.tasks.task import Task
 from fedstrata.weightings import SampleSize
-from tests.conftest import process_environment
 from tests.support.math import cohort, image_task, run, vectors
+from tests.support.processes import process_environment
 from tests.support.reference import neuron_of_each_weight, one_minus_cosine
 
 DOUBLE = torch.float64
@@ -51,7 +51,7 @@ def half_square(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean() / 2
 
 
-def train_scalar(objective: Objective, start: object, target: float, **training: object) -> Tensor:
+def train_scalar(objective: Objective, start: object, target: float, **training: Any) -> Tensor:
     """One client, one sample: minimise ½ (Σw − target)² + spring; the weight after one round."""
     task = Task(lambda: Dot(start), [(double([[0.0]]), double([target]))], loss=half_square)
     states, _ = run(task, Algorithm(objective, Everything(), SampleSize()), Training(rounds=1, **training))
@@ -284,12 +284,13 @@ def test_fedlap_convolution_by_input_channel() -> None:
     ],
     ids=str,
 )
-def test_fedlap_by_what_each_weight_is_connected_to(module: nn.Module, units: str) -> None:
+def test_fedlap_by_what_each_weight_is_connected_to(module: nn.Module, units: Any) -> None:
     """The reference tries out which weights matter for one neuron alone; λ is 1 − cos of them, written out."""
     module = module.double()
+    weights: Any = module.weight
     draw = torch.Generator().manual_seed(2)
-    anchor = torch.randn(module.weight.shape, generator=draw, dtype=DOUBLE)
-    local = anchor + torch.randn(module.weight.shape, generator=draw, dtype=DOUBLE)
+    anchor = torch.randn(weights.shape, generator=draw, dtype=DOUBLE)
+    local = anchor + torch.randn(weights.shape, generator=draw, dtype=DOUBLE)
     found = FedLap(q=1.0, units=units).stiffness({"weight": local}, {"weight": anchor}, {}, Layers.of(module))["weight"]
     neuron = neuron_of_each_weight(module, units)
     turns = [one_minus_cosine(local.numpy()[neuron == j], anchor.numpy()[neuron == j]) for j in range(neuron.max() + 1)]
@@ -367,6 +368,7 @@ def test_fedlap_refreshes_each_epoch_by_hand() -> None:
 
 def test_fedlap_refresh_per_step_differs_within_the_first_epoch() -> None:
     """Two samples, B = 1, one epoch: per epoch the second step is free (w stays at −1), per step it is pulled to ½."""
+    refresh: Any
     for refresh, expected in (("epoch", -1.0), ("step", 0.5)):
         task = Task(lambda: Dot([[0.5]]), [(double([[0.0], [0.0]]), double([-1.0, -1.0]))], loss=half_square)
         algorithm = Algorithm(FedLap(q=0.5, refresh=refresh), Everything(), SampleSize())
@@ -384,7 +386,7 @@ def test_through_implies_refresh_per_step() -> None:
 @pytest.mark.parametrize("units", ["input", "output"])
 @pytest.mark.parametrize(("form", "q"), [("factor", 0.7), ("exponent", 0.5), ("exponent", 0.3), ("exponent", 0.8)])
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2, 2)], ids=["linear", "conv"])
-def test_through_is_the_gradient_of_the_penalty(units: str, form: str, q: float, shape: tuple[int, ...]) -> None:
+def test_through_is_the_gradient_of_the_penalty(units: Any, form: Any, q: float, shape: tuple[int, ...]) -> None:
     """The gradient of ½ Σ c(w) (w − a)² against central differences of the same penalty, written out here."""
     draw = torch.Generator().manual_seed(4)
     anchor = torch.randn(shape, generator=draw, dtype=DOUBLE)
@@ -420,7 +422,7 @@ def test_through_is_the_gradient_of_the_penalty(units: str, form: str, q: float,
 
 @pytest.mark.parametrize("q", [0.3, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("form", ["factor", "exponent"])
-def test_through_has_a_finite_gradient_where_a_neuron_grew_without_turning(form: str, q: float) -> None:
+def test_through_has_a_finite_gradient_where_a_neuron_grew_without_turning(form: Any, q: float) -> None:
     """Column 0 doubled (λ = 0 though it moved), column 1 turned: the penalty is finite, and so must its gradient be."""
     anchor = double([[1.0, 2.0], [3.0, 4.0]])
     w = nn.Parameter(double([[2.0, 2.1], [6.0, 4.0]]))
@@ -491,7 +493,7 @@ IDLE = "FedLap is refreshed when a local epoch begins, and in the first nothing 
 class StiffFromTheStart(FedProx):
     """Refreshed with each epoch, and pulling in the first one."""
 
-    refresh: ClassVar[str] = "epoch"
+    refresh: ClassVar[Any] = "epoch"
 
 
 @pytest.mark.parametrize(

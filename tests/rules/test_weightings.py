@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def partial_uploads() -> tuple[Layers, list[list[float]], list[list[bool]]]:
 
     G_A = ½(1, 0) + ½(0, 1) = (½, ½), G_B = (3, 0): client 3 is in neither.
     """
-    updates = [[0, 1, 3, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    updates = [[0.0, 1, 3, 0], [0.0, 0, 0, 0], [1.0, 0, 0, 0]]
     return vectors(2, 2), updates, [[True, True], [False, False], [True, False]]
 
 
@@ -186,7 +187,7 @@ def test_fedadp_with_partial_uploads_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("smoothing", "t"), [("participation", 3), ("round", 9)])
-def test_fedadp_smoothing_under_partial_participation(smoothing: str, t: int) -> None:
+def test_fedadp_smoothing_under_partial_participation(smoothing: Any, t: int) -> None:
     """Client 1 has θ̃ = 0.5 from two rounds; in round 9 its angle is π/4: ((t − 1)·0.5 + π/4)/t with t = 3 or 9.
 
     Client 0 was never there: π/4, in either reading.
@@ -233,7 +234,7 @@ def test_fedlayerwise_with_partial_uploads_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("smoothing", "t"), [("participation", 3), ("round", 9)])
-def test_fedlayerwise_counts_per_client_and_layer(smoothing: str, t: int) -> None:
+def test_fedlayerwise_counts_per_client_and_layer(smoothing: Any, t: int) -> None:
     """Client 1 sent layer A twice before and layer B never: in round 9, A is smoothed and B is taken as it is."""
     layers = vectors(2, 2)
     rule = FedLayerWise(smoothing=smoothing)

@@ -285,7 +285,7 @@ def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> 
         list(run_job(job))
     first, second = jobs("stopped")
     list(run_job(first))
-    lines = run_job(second)
+    lines: Any = run_job(second)
     next(lines)
     lines.close()
     assert not Run(second.path).finished()
@@ -322,7 +322,7 @@ def test_a_run_of_another_recipe_is_refused(tiny: Any, tmp_path: Path) -> None:
 
 def test_what_a_recipe_is_called_does_not_matter(tiny: Any, tmp_path: Path) -> None:
     (job,) = begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c").jobs
-    rounds = iter(run_job(job))
+    rounds: Any = run_job(job)
     next(rounds)
     rounds.close()
     table = tiny({"name": "other", "description": "told otherwise", "record.layers": False})

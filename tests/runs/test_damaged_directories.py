@@ -60,7 +60,8 @@ def test_what_nobody_could_read_is_not_written(blobs: Any, tmp_path: Path) -> No
     run = make_run(tmp_path / "run", done=1)
     before = (run.path / "history.jsonl").read_bytes()
     line = json.loads(before)
-    for changes in ({"train_loss": math.inf}, {"clients": -1}, {"bytes": {}}):
+    absurd: list[dict[str, Any]] = [{"train_loss": math.inf}, {"clients": -1}, {"bytes": {}}]
+    for changes in absurd:
         with pytest.raises((RunDirectoryError, ValueError)):
             run.append_history({**line, "round": 2, **changes})
     assert (run.path / "history.jsonl").read_bytes() == before

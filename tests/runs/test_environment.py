@@ -19,7 +19,7 @@ from fedstrata.recipes.schema import EngineConfig, load
 from fedstrata.runs import environment
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
-from tests.conftest import forge_recipe
+from tests.support.runs import forge_recipe
 
 Said = Callable[[], list[str]]
 
@@ -125,6 +125,7 @@ def test_a_run_of_version_0_1_is_shown_and_not_resumed(
     path = fedstrata.run(tiny(), out=Path("runs/old")).path
     as_of_0_1(path)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    command: tuple[object, ...]
     for command in (("show", path), ("list", "runs"), ("report", path, "--out", "p.html"), ("export", path, "model")):
         answer = cli(*command)
         assert answer.code == 0, answer

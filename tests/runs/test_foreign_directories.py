@@ -25,7 +25,9 @@ from fedstrata.runs import compare, comparison
 from fedstrata.runs.files import Folder, locked, write_whole
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, reopen, run_rounds
-from tests.conftest import ROOT, forge_recipe, process_environment, run_content
+from tests.support import ROOT
+from tests.support.processes import process_environment
+from tests.support.runs import forge_recipe, run_content
 
 EXTEND = ("--set", "training.rounds=3")
 
@@ -95,8 +97,10 @@ def test_a_link_in_a_run_directory_is_refused_by_name(name: str, keeps: str, run
     assert place.is_symlink()
 
 
-PLANTED = ("lock", "history.jsonl.partial", "run.json.partial", "recipe.toml.partial", "anything.partial")
-PLANTED += ("layers/000003.safetensors.partial", "checkpoints/000003.safetensors.partial")
+PLANTED = (
+    *("lock", "history.jsonl.partial", "run.json.partial", "recipe.toml.partial", "anything.partial"),
+    *("layers/000003.safetensors.partial", "checkpoints/000003.safetensors.partial"),
+)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -267,7 +271,7 @@ def test_a_file_of_another_run_is_refused_by_name(name: str, run: Path, tiny: An
     other = fedstrata.run(tiny({"training.rounds": 2}), out=tmp_path / "other").path
     assert (run / "recipe.toml").read_bytes() == (other / "recipe.toml").read_bytes()
     shutil.copy(other / name, run / name)
-    command = ("run", "--resume", run, *EXTEND)
+    command: tuple[object, ...] = ("run", "--resume", run, *EXTEND)
     if name.startswith("layers"):
         command = ("report", run, "--out", tmp_path / "page.html")
     refused(cli(*command), f"{run / name}", "of another run")
@@ -281,6 +285,7 @@ def test_a_record_of_layers_that_was_renamed_are_refused_by_name(run: Path) -> N
 
 def test_every_file_of_a_run_says_whose_it_is(run: Path) -> None:
     directory = Run(run).directory
+    assert directory.id
     assert len(directory.id) == 16
     for name in ("checkpoints/000001", "checkpoints/000002", "layers/000001", "layers/000002"):
         metadata = Folder(run).read_arrays(f"{name}.safetensors")[1]
@@ -406,6 +411,7 @@ def test_a_run_of_version_0_1_is_shown_and_not_resumed(
     ]
     assert old.layers(2)["mask"].sum(0).tolist() == [1, 1]  # FedLDF's n
     assert old.finished()
+    command: tuple[object, ...]
     for command in (("show", run), ("report", run, "--out", tmp_path / "p.html"), ("export", run, tmp_path / "model")):
         assert cli(*command).code == 0
     for command in (("run", "--resume", run), ("run", "--resume", run, *EXTEND)):
@@ -474,6 +480,7 @@ def test_looking_imports_nothing_and_resuming_says_what(
         set_key(table, field.removesuffix(".name"), {})
     set_key(table, field, NAMES[field])
     forge_recipe(run, table)
+    command: tuple[object, ...]
     for command in (("show", run), ("list",), ("list", "runs"), ("report", run, "--out", tmp_path / "page.html")):
         assert cli(*command).code == 0
     assert not trace.exists()

@@ -1,12 +1,11 @@
 """Killed at any instant, a run goes on and ends with exactly what an undisturbed one ends with.
 
 The boundaries are found by counting: every call that touches a file or folder is a place to die at. Each death is a
-forked child, so that torch is loaded once.
+forked child, so that torch is loaded once. `make faults` tries all of them; otherwise it is every fourth one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -14,9 +13,9 @@ import resource
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from fedstrata.recipes.schema import load
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
-from tests.conftest import run_content
+from tests.support.processes import assert_no_orphans, end_of, fork, wait_for_rounds
+from tests.support.runs import run_content
 
 TOUCHING = ("open", "write", "pwrite", "fsync", "close", "replace", "rename", "unlink", "mkdir", "rmdir", "ftruncate")
 
@@ -41,48 +41,21 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
+@pytest.fixture(params=[pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.campaign)])
+def every(request: pytest.FixtureRequest) -> int:
+    """Of how many deaths one is tried."""
+    return int(request.param)
+
+
 # --- children --------------------------------------------------------------------------------------------------------
-
-
-def fork(work: Callable[[], None], log: Path) -> int:
-    """Do something in a child that cannot hurt us; what it says goes to a file."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the child can take it
-    pid = os.fork()
-    if pid:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        with contextlib.suppress(OSError):  # whoever comes first
-            os.setpgid(pid, pid)
-        return pid
-    code = 1
-    try:
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        with contextlib.suppress(OSError):
-            os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        torch.set_num_threads(1)
-        work()
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
-        os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(code)
-
-
-def end_of(pid: int) -> int:
-    """The child's exit code, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Reaper:
     """Counts calls that touch files, and dies at one of them: before it, after it, or with half of it written."""
 
     def __init__(self, at: int | None = None, when: str = "before") -> None:
-        self.at, self.when, self.calls = at, when, []
+        self.at, self.when = at, when
+        self.calls: list[str] = []
 
     def install(self) -> None:
         for name in TOUCHING:
@@ -110,7 +83,7 @@ class Reaper:
         return call
 
 
-def calls_of(work: Callable[[], None], folder: Path) -> list[str]:
+def calls_of(work: Callable[[], object], folder: Path) -> list[str]:
     """Every call of an undisturbed piece of work, in order."""
 
     def counted() -> None:
@@ -124,7 +97,7 @@ def calls_of(work: Callable[[], None], folder: Path) -> list[str]:
     return list(json.loads((folder / "calls.json").read_text()))
 
 
-def kill_at(work: Callable[[], None], at: int, when: str, log: Path) -> None:
+def kill_at(work: Callable[[], object], at: int, when: str, log: Path) -> None:
     def doomed() -> None:
         Reaper(at, when).install()
         work()
@@ -199,7 +172,7 @@ def go_on(path: Path, recipe: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 2])
-def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None:
+def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int, every: int) -> None:
     recipe = table(checkpoint_every=checkpoint_every)
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
     expected = whole(tmp_path / "whole" / "run")
@@ -209,10 +182,10 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None
     assert calls.count("rename") == 1
     assert calls.count("unlink") == (2 if checkpoint_every == 1 else 1)
     never_born = 0
-    for at, when in deaths(calls):
+    for at, when in deaths(calls)[::every]:
         path = tmp_path / f"{at}-{when}" / "run"
         path.parent.mkdir()
-        kill_at(lambda path=path: fedstrata.run(recipe, task=TASK, out=path), at, when, path.parent / "log")
+        kill_at(partial(fedstrata.run, recipe, task=TASK, out=path), at, when, path.parent / "log")
         never_born += not path.exists()
         go_on(path, recipe)
         check_same(path, expected, (at, when, calls[at]))
@@ -221,7 +194,7 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int) -> None
 
 
 @pytest.mark.parametrize("first", ["torn line", "no checkpoint", "no figures"])
-def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
+def test_killed_while_it_resumes(tmp_path: Path, first: str, every: int) -> None:
     """Killed, resumed and killed again at every boundary of that, and resumed."""
     recipe = table(checkpoint_every=2 if first == "no checkpoint" else 1)
     fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
@@ -243,16 +216,16 @@ def test_killed_while_it_resumes(tmp_path: Path, first: str) -> None:
     shutil.copytree(broken, tmp_path / "count" / "again")
     calls = calls_of(lambda: fedstrata.resume(tmp_path / "count" / "again", task=TASK), tmp_path / "count")
     assert "unlink" in calls
-    for at, when in deaths(calls):
+    for at, when in deaths(calls)[::every]:
         path = tmp_path / f"{at}-{when}" / "run"
         shutil.copytree(broken, path)
-        kill_at(lambda path=path: fedstrata.resume(path, task=TASK), at, when, path.parent / "log")
+        kill_at(partial(fedstrata.resume, path, task=TASK), at, when, path.parent / "log")
         fedstrata.resume(path, task=TASK)
         check_same(path, expected, (at, when, calls[at]))
         shutil.rmtree(path.parent)
 
 
-def test_killed_while_it_is_extended(tmp_path: Path) -> None:
+def test_killed_while_it_is_extended(tmp_path: Path, every: int) -> None:
     fedstrata.run(table(training={"rounds": 3}), task=TASK, out=tmp_path / "whole" / "run")
     expected = whole(tmp_path / "whole" / "run")
     short = tmp_path / "short" / "run"
@@ -263,10 +236,10 @@ def test_killed_while_it_is_extended(tmp_path: Path) -> None:
 
     shutil.copytree(short, tmp_path / "count" / "run")
     calls = calls_of(lambda: extend(tmp_path / "count" / "run"), tmp_path / "count")
-    for at, when in deaths(calls):
+    for at, when in deaths(calls)[::every]:
         path = tmp_path / f"{at}-{when}" / "run"
         shutil.copytree(short, path)
-        kill_at(lambda path=path: extend(path), at, when, path.parent / "log")
+        kill_at(partial(extend, path), at, when, path.parent / "log")
         assert len(Run(path).history()) >= 2  # nothing of what was done is lost
         extend(path)
         check_same(path, expected, (at, when, calls[at]))
@@ -314,31 +287,6 @@ def test_a_full_disk_costs_nothing_that_was_done(tmp_path: Path) -> None:
 # --- random instants -------------------------------------------------------------------------------------------------
 
 
-def living(group: int) -> list[int]:
-    """Processes of a group that are not yet dead."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                _, _, rest = (entry / "stat").read_text().rpartition(")")
-            except OSError:
-                continue
-            state, _, process_group = rest.split()[:3]
-            if int(process_group) == group and state not in "ZX":
-                found.append(int(entry.name))
-    return found
-
-
-def assert_no_orphans(group: int) -> None:
-    deadline = time.monotonic() + 20
-    while living(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    left = living(group)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left, "workers outlived the process that was killed"
-
-
 LONGER = {"rounds": 8, "epochs": 12, "batch_size": 2}
 
 
@@ -347,9 +295,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     """What a longer run with two workers comes to, and how long it takes."""
     path = tmp_path_factory.mktemp("undisturbed") / "run"
     started = time.perf_counter()
-    pid = fork(
-        lambda: fedstrata.run(table(training=LONGER, workers=2), task=TASK, out=path) and None, path.with_name("log")
-    )
+    pid = fork(lambda: fedstrata.run(table(training=LONGER, workers=2), task=TASK, out=path), path.with_name("log"))
     assert end_of(pid) == 0, path.with_name("log").read_text()
     seconds = time.perf_counter() - started
     path.with_name("log").unlink()
@@ -365,7 +311,7 @@ def test_killed_at_random_instants(undisturbed: tuple[dict[str, Any], float], tm
     for number in range(5):
         path = tmp_path / str(number) / "run"
         path.parent.mkdir()
-        pid = fork(lambda path=path: fedstrata.run(recipe, task=TASK, out=path) and None, path.parent / "log")
+        pid = fork(partial(fedstrata.run, recipe, task=TASK, out=path), path.parent / "log")
         time.sleep(delays.uniform(0, seconds))
         os.kill(pid, signal.SIGKILL)
         assert end_of(pid) in (0, -signal.SIGKILL), (path.parent / "log").read_text()
@@ -382,7 +328,7 @@ def test_interrupted_at_random_instants(undisturbed: tuple[dict[str, Any], float
     for number in range(8):
         path = tmp_path / str(number) / "run"
         path.parent.mkdir()
-        pid = fork(lambda path=path: fedstrata.run(recipe, task=TASK, out=path) and None, path.parent / "log")
+        pid = fork(partial(fedstrata.run, recipe, task=TASK, out=path), path.parent / "log")
         time.sleep(0.02 + delays.uniform(0, seconds))
         for _ in range(1 + number % 2):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -394,12 +340,6 @@ def test_interrupted_at_random_instants(undisturbed: tuple[dict[str, Any], float
 
 
 # --- the real command ------------------------------------------------------------------------------------------------
-
-
-def wait_for_rounds(path: Path, process: Any, rounds: int) -> None:
-    while not (path / "history.jsonl").exists() or (path / "history.jsonl").read_bytes().count(b"\n") < rounds:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
 
 
 MANY = {"training.rounds": 60, "training.epochs": 3, "algorithm": {"name": "fedlayerwise"}}

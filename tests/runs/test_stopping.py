@@ -13,7 +13,7 @@ import pytest
 
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state
-from tests.runs.test_kill import assert_no_orphans, living, wait_for_rounds
+from tests.support.processes import assert_no_orphans, living, wait_for_rounds
 
 LONG = {"training.rounds": 2000, "training.epochs": 20}
 

@@ -64,7 +64,7 @@ class FakeGrid(Grid):
 
     def carry_out(self, message: Message, context: Context) -> Message | None:
         """What Flower does on a node: it calls the app, and tells of an exception."""
-        arrived = Message(_serialised(message.content)[0], metadata=message.metadata)
+        arrived = Message(_serialised(message.content)[0], metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply: Message | None = app(arrived, context)
         except Exception as error:

@@ -146,7 +146,7 @@ class Federation:
         return out
 
 
-def history(out: Path) -> list[dict[str, Any]]:
+def history(out: Path) -> list[Any]:
     """A run's rounds, as far as it went."""
     return Run(out).history() if (out / "history.jsonl").exists() else []
 

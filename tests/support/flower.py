@@ -20,6 +20,17 @@ from torch import nn
 from fedstrata import Task
 from fedstrata.flower import Spring, selection_mod
 
+DROP_IN = {
+    "pyproject.toml": ['+    "fedstrata[flower]",'],
+    "pytorchexample/server_app.py": [
+        "-from flwr.serverapp.strategy import FedAvg",
+        "+import fedstrata.flower",
+        "-    strategy = FedAvg(fraction_evaluate=fraction_evaluate)",
+        "+    strategy = fedstrata.flower.Strategy(fedstrata.fedlayerwise(), fraction_evaluate=fraction_evaluate)",
+    ],
+}
+"""What the README shows: three lines in the place of two."""
+
 
 def carried(message: Message) -> Message:
     """What arrives of a message: taken apart into the objects that Flower sends, and put together again."""
@@ -45,13 +56,14 @@ def failure(reply: Message, reason: str, code: int = 2) -> Message:
 
 def asked(message: Message) -> dict[str, Any]:
     """What a message asks for beyond plain training."""
-    found: dict[str, Any] = json.loads(message.content["config"]["fedstrata"])
+    words: Any = message.content["config"]["fedstrata"]
+    found: dict[str, Any] = json.loads(words)
     return found
 
 
 def ask(message: Message, **changes: Any) -> None:
     """Let a message ask for something else."""
-    message.content["config"]["fedstrata"] = json.dumps(asked(message) | changes)
+    message.content.config_records["config"]["fedstrata"] = json.dumps(asked(message) | changes)
 
 
 class FakeGrid(Grid):

@@ -192,3 +192,40 @@ def poisoned(reply: Reply, value: float) -> Reply:
     update = reply.update.clone()
     update[0] = value
     return replace(reply, update=update)
+
+
+def double(values: object) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+class Watched:
+    """Data that remembers how it was read."""
+
+    def __init__(self, size: int, log: list[np.ndarray], fail: Exception | None = None) -> None:
+        draw = torch.Generator().manual_seed(size)
+        self.inputs = torch.randn(size, 3, generator=draw, dtype=torch.float64)
+        self.targets = torch.randint(0, 2, (size,), generator=draw)
+        self.log, self.fail = log, fail
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        if self.fail is not None:
+            raise self.fail
+        self.log.append(indices.copy())
+        return self.inputs[torch.from_numpy(indices)], self.targets[torch.from_numpy(indices)]
+
+
+def watched_task(*sizes: int) -> tuple[Task, list[list[np.ndarray]]]:
+    logs: list[list[np.ndarray]] = [[] for _ in sizes]
+    return Task(lambda: nn.Linear(3, 2), [Watched(n, log) for n, log in zip(sizes, logs, strict=True)]), logs
+
+
+FOUR = linear_task([5, 6, 7, 8])
+
+
+def without(client: int, sizes=(5, 6, 7, 8)) -> Task:
+    """FOUR with one client's data taken away: what a round without it looks like."""
+    empty = (torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
+    return replace(FOUR, clients=[empty if at == client else FOUR.clients[at] for at in range(len(sizes))])

@@ -91,7 +91,7 @@ def first_layer(change: Callable[[Array], Any]) -> Fault:
     """Another array in place of the first layer that is sent."""
 
     def fault(content: RecordDict, state: RecordDict) -> RecordDict:
-        record = content["layers"]
+        record = content.array_records["layers"]
         name = next(iter(record))
         record[name] = change(record[name])
         return content
@@ -145,7 +145,7 @@ def scores(change: Callable[[np.ndarray], np.ndarray]) -> Fault:
     def fault(content: RecordDict, state: RecordDict) -> RecordDict:
         given = np.frombuffer(content["figures"]["scores"].data, np.float32)
         changed = change(given.copy()).astype(np.float32)
-        content["figures"]["scores"] = Array("float32", changed.shape, "raw", changed.tobytes())
+        content.array_records["figures"]["scores"] = Array("float32", changed.shape, "raw", changed.tobytes())
         return content
 
     return fault
@@ -158,7 +158,7 @@ def scores_and_layers(content: RecordDict, state: RecordDict) -> RecordDict:
 
 FAULTS: dict[str, Fault] = {
     "raises": raises,
-    "sleeps": sleeps(12),
+    "sleeps": sleeps(20),
     "sleeps long": sleeps(45),
     "reports a failure": reports_a_failure,
     "another version": says(schema=99),

@@ -284,8 +284,8 @@ def select(updates: list[Model], grouping: Grouping, trainable: set[str], rules:
     if rules.selection == "fedldf":
         for layer, names in grouping.items():
             scores = [np.float32(np.linalg.norm(flat(update, names, trainable))) for update in updates]
-            ranking = sorted(range(len(updates)), key=lambda k, s=scores: (-s[k], k))
-            chosen[layer] = ranking[: rules.n]
+            ranking = sorted((-score, k) for k, score in enumerate(scores))
+            chosen[layer] = [k for _, k in ranking[: rules.n]]
     for k, update in enumerate(updates):
         row: dict[str, np.ndarray] = {}
         for at, (layer, names) in enumerate(grouping.items()):
@@ -296,8 +296,8 @@ def select(updates: list[Model], grouping: Grouping, trainable: set[str], rules:
                     math.sqrt(sum(float(np.sum(update[name][j] ** 2)) for name in names if name in trainable))
                     for j in range(units)
                 ]
-                best = sorted(range(units), key=lambda j, c=change: (-c[j], j))
-                row[layer][best[: max(1, math.floor(rules.share * units + 1e-9))]] = True
+                best = sorted((-size, j) for j, size in enumerate(change))
+                row[layer][[j for _, j in best[: max(1, math.floor(rules.share * units + 1e-9))]]] = True
             elif rules.selection == "fedldf":
                 row[layer][:] = k in chosen[layer]
             else:

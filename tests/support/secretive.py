@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fedstrata.tasks.nodes import NodesConfig, read_own_folder
+from fedstrata.tasks.config import NodesConfig
+from fedstrata.tasks.nodes import read_own_folder
 
 NODES = {"clients": 2, "shape": [1, 2, 2], "classes": ["ill", "well"]}
 

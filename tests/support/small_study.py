@@ -55,7 +55,7 @@ def small(**changes: Any) -> dict[str, Any]:
 
 def results_of(values: dict[str, dict[str, dict[int, list[float]]]], **changes: Any) -> Results:
     """Results from curves of accuracy; every round uploads one byte."""
-    runs = {
+    runs: Any = {
         cell: {
             arm: {seed: {"upload": [1] * len(curve), "test.accuracy": curve} for seed, curve in seeds.items()}
             for arm, seeds in arms.items()

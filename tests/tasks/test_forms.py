@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from fedstrata.core.errors import DataError
 from fedstrata.core.messages import Order
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
-from fedstrata.tasks.task import Metric, NestedSamples, Samples, Task, as_data
+from fedstrata.tasks.metric import Metric
+from fedstrata.tasks.task import NestedSamples, Samples, Task, as_data
 
 TABLE = {"training": {"rounds": 2, "epochs": 2, "batch_size": 4, "lr": 0.1}}
 
@@ -31,7 +33,7 @@ class Halves(NamedTuple):
     right: Any
 
 
-class Listed(Dataset):
+class Listed(Dataset[Any]):
     """Samples as they are; it says that it has as many as we like."""
 
     def __init__(self, samples: list[Any], length: int | None = None) -> None:
@@ -109,7 +111,7 @@ def test_every_form_gives_the_same_run(tmp_path: Path) -> None:
     histories, digests = {}, {}
     for number, (form, (data, parts)) in enumerate(FORMS.items()):
         task = Task(
-            model=lambda parts=parts: Sum(parts),
+            model=partial(Sum, parts),
             clients=[data(*halves(size, size)) for size in (9, 2, 5)],
             held_out=[data(*halves(size, 10 + size)) for size in (2, 3, 4)],
             evaluation={"test": data(*halves(30, 99))},
@@ -264,7 +266,7 @@ def test_a_run_says_whose_samples_could_not_be_used(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_users_code_keeps_its_own_words_and_place() -> None:
-    class Patients(Dataset):
+    class Patients(Dataset[Any]):
         def __len__(self) -> int:
             return 3
 
@@ -282,7 +284,7 @@ def test_a_mistake_in_the_users_code_keeps_its_own_words_and_place() -> None:
     model = setup.first_state().model
     client = Client(setup.setup)
     mask = torch.ones(len(setup.layers), dtype=torch.bool)
-    found = [client.answer(Order("train", 1, 0, k, model=model, answer="update", mask=mask)).error for k in (0, 1)]
+    found = [client.answer(Order("train", 1, 0, k, model=model, answer="layers", mask=mask)).error for k in (0, 1)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].startswith("OSError: the disk is gone (test_forms.py, line ")

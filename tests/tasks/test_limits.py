@@ -19,7 +19,8 @@ import pytest
 
 from fedstrata.core.errors import DataError
 from fedstrata.tasks import files, parquet
-from fedstrata.tasks.nodes import NodesConfig, read_own_folder
+from fedstrata.tasks.config import NodesConfig
+from fedstrata.tasks.nodes import read_own_folder
 from tests.support import node_data
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -39,7 +40,8 @@ path, what, shape = Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.a
 if what != "64 MiB":
     import PIL.Image, PIL.JpegImagePlugin, PIL.PngImagePlugin
     from fedstrata.tasks import fetching
-    from fedstrata.tasks.nodes import NodesConfig, read_own_folder
+    from fedstrata.tasks.config import NodesConfig
+from fedstrata.tasks.nodes import read_own_folder
 
 def peak():
     whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN

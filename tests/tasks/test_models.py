@@ -35,8 +35,8 @@ def test_every_model_takes_every_reasonable_shape(name, shape):
 
 
 def test_layer_names_read_well():
-    names = {name.split(".")[0] for name, _ in MODELS["cnn"](MNIST, 10).named_parameters()}
-    assert names == {"conv1", "conv2", "fc1", "fc2"}
+    layers = {name.split(".")[0] for name, _ in MODELS["cnn"](MNIST, 10).named_parameters()}
+    assert layers == {"conv1", "conv2", "fc1", "fc2"}
     names = [name for name, _ in MODELS["vgg9"](CIFAR, 10, width=1).named_parameters()]
     assert names[:4] == ["conv1.weight", "norm1.weight", "norm1.bias", "conv2.weight"]
     assert names[-2:] == ["fc.weight", "fc.bias"]

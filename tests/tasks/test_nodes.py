@@ -16,7 +16,8 @@ from fedstrata.core.errors import DataError, RecipeError
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.runner import create_run
-from fedstrata.tasks.nodes import NodesConfig, own_task, read_own_folder
+from fedstrata.tasks.config import NodesConfig
+from fedstrata.tasks.nodes import own_task, read_own_folder
 from fedstrata.tasks.partitions import split
 from tests.support import node_data
 
@@ -67,10 +68,11 @@ def test_the_numbers_of_an_image_are_bytes_or_from_0_to_1(tmp_path: Path) -> Non
     """A CSV file of bytes gives what an idx file of them gives; what can be neither is refused."""
     images, labels = node_data.digits(5)
     node_data.write_idx(tmp_path / "idx", images, labels)
-    rows = [[*image.flatten().tolist(), label] for image, label in zip(images, labels.tolist(), strict=True)]
+    pairs = zip(images, labels.tolist(), strict=True)
+    rows: list[list[Any]] = [[*image.flatten().tolist(), label] for image, label in pairs]
     header = [*(f"p{number}" for number in range(784)), "label"]
 
-    def write(rows: list[list[int]]) -> None:
+    def write(rows: list[list[Any]]) -> None:
         (tmp_path / "csv").mkdir(exist_ok=True)
         (tmp_path / "csv" / "a.csv").write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]) + "\n")
 

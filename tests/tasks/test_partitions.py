@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_partition_by_hand():
     partition = Partition.from_lists([np.array([4, 0]), np.array([], dtype=int), np.array([2])])
     assert len(partition) == 3
     assert partition.indices.dtype == partition.offsets.dtype == np.int64
-    assert [own.tolist() for own in partition] == [[4, 0], [], [2]]
+    assert [partition[client].tolist() for client in range(len(partition))] == [[4, 0], [], [2]]
     assert partition.sizes.tolist() == [2, 0, 1]
     assert partition.table(np.array([1, 9, 0, 9, 1]), 2).tolist() == [[0, 2], [0, 0], [1, 0]]
     for client in (3, -1):
@@ -61,7 +62,7 @@ def test_partition_by_hand():
 def test_partition_of_nobody_and_of_owners():
     assert len(Partition.from_lists([])) == 0
     partition = Partition.from_owners(np.array([5, 6, 7, 8]), np.array([2, 0, 2, 0]), clients=4)
-    assert [own.tolist() for own in partition] == [[6, 8], [], [5, 7], []]
+    assert [partition[client].tolist() for client in range(len(partition))] == [[6, 8], [], [5, 7], []]
 
 
 # --- iid
@@ -202,11 +203,11 @@ def test_two_class_dirichlet_as_written(alpha, over, seed):
     held = np.argsort(draw.random((40, 10)), axis=1)[:, :2]
     gammas = draw.gamma(alpha, size=(40, 2))
     assert gammas.min() > 1e-300
-    expected = [[] for _ in range(40)]
+    expected: list[list[int]] = [[] for _ in range(40)]
     for label in range(10):
         holders = [(k, i) for k in range(40) for i in range(2) if held[k, i] == label]
         weight = [gammas[k, i] / (gammas[k].sum() if over == "classes" else 1) for k, i in holders]
-        members = draw.permutation(np.flatnonzero(labels == label)) if holders else []
+        members: Any = draw.permutation(np.flatnonzero(labels == label)) if holders else []
         cuts = [0, *np.round(np.cumsum(weight) / np.cumsum(weight)[-1] * len(members)).astype(int)]
         for (k, _), first, last in zip(holders, cuts[:-1], cuts[1:], strict=True):
             expected[k] += list(members[first:last])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from torch.utils.data import Dataset
 
 import fedstrata
 from fedstrata.core.errors import DataError, RecipeError
-from fedstrata.tasks.task import Metric, Samples, Task, as_data
+from fedstrata.tasks.metric import Metric
+from fedstrata.tasks.task import Samples, Task, as_data
+from tests import support
+from tests.support.regression import regression, squared
 
 QUICK = {"training": {"rounds": 2, "batch_size": 4, "lr": 0.1}, "engine": {"workers": 1}}
 
 
-class Pairs(Dataset):
+class Pairs(Dataset[Any]):
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.inputs, self.targets = inputs, targets
 
@@ -65,35 +69,6 @@ def test_tensors_arrays_and_data_sets_give_the_same_run(blobs: Any, tmp_path: Pa
     assert len(set(digests.values())) == 1, digests
 
 
-def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.mse_loss(outputs, targets)
-
-
-def regression(seed: int = 0, clients: int = 3) -> Task:
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.tensor([[1.0], [-2.0]])
-
-    def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = torch.randn(count, 2, generator=generator)
-        return inputs, inputs @ truth
-
-    return Task(
-        model=lambda: nn.Linear(2, 1),
-        clients=[data(20) for _ in range(clients)],
-        evaluation={"test": data(50)},
-        loss=nn.functional.mse_loss,
-        metric=Metric("mse", squared, "min"),
-        name="regression",
-    )
-
-
-REGRESSION_MODULE = """
-import sys
-sys.path.insert(0, {tests!r})
-from tests.tasks.test_task import regression as make
-"""
-
-
 def test_regression_and_a_metric_that_goes_down(tmp_path: Path) -> None:
     table = QUICK | {"training": {"rounds": 12, "batch_size": 5, "lr": 0.05}, "evaluation": {"target": 0.5}}
     run = fedstrata.run(table, task=regression(), out=tmp_path / "run")
@@ -117,12 +92,12 @@ def test_a_target_above_one_is_fine_for_what_is_no_accuracy(tmp_path: Path) -> N
 
 
 def test_a_recipe_names_a_function(user_module: Any, tmp_path: Path, cli: Any) -> None:
-    user_module("regression_task", REGRESSION_MODULE.format(tests=str(Path(__file__).parents[2])))
+    user_module("regression_task", inspect.getsource(support.regression))
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
         """
         [task]
-        function = "regression_task:make"
+        function = "regression_task:regression"
         options = { seed = 3, clients = 4 }
         [training]
         rounds = 3

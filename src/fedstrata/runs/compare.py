@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.errors import RecipeError, RunDirectoryError
 from fedstrata.recipes.experiment import build_experiment
@@ -21,7 +22,7 @@ from fedstrata.runs.runner import run_rounds, start_run
 
 
 def begin_comparison(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     algorithms: Sequence[str],
     seeds: Sequence[int],
     *,
@@ -72,7 +73,7 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
         files.write("compare.json", (json.dumps(content) + "\n").encode())
 
 
-def run_job(job: Job, data: Path | None = None) -> Iterator[Line]:
+def run_job(job: Job, data: Path | None = None) -> Generator[Line, None, None]:
     """Do what is left of a job, and yield its rounds; a finished one yields nothing."""
     Folder(job.path.parents[1]).folder("/".join(job.path.parts[-2:]))  # no link has come in between
     if (job.path / "run.json").exists():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -80,7 +80,7 @@ def run_rounds(
     *,
     strict: bool = False,
     **sources: Any,
-) -> Iterator[Line]:
+) -> Generator[Line, None, None]:
     """Run what is left of a run and yield each round's history line when it is stored.
 
     Its `experiment` is built from `sources`, a task or where data is, if it is not given. An `engine` that is given

@@ -86,7 +86,7 @@ layouts = st.sampled_from([LAYERS, DOUBLE, MANY])
 def test_orders_arrive_as_they_were_sent(
     data: st.DataObject, layers: Layers, round: int, client: int, seed: int
 ) -> None:
-    kind = data.draw(st.sampled_from(["train", "upload", "evaluate"]))
+    kind: Any = data.draw(st.sampled_from(["train", "upload", "evaluate"]))
     order = Order(
         kind,
         round,
@@ -166,8 +166,8 @@ def test_the_bytes_of_units_by_hand() -> None:
     reply = Reply(1, sent=layers_with_units(units, LAYERS), units=units, update=vector(LAYERS, 0))
     content = encode_reply(reply, Order("train", 1, 0, 0), LAYERS)
     assert list(content["layers"]) == list(content["units"]) == ["fc1"]
-    assert len(content["layers"]["fc1"].data) == 2 * 6 * 4  # type: ignore[union-attr, call-overload]
-    assert np.frombuffer(content["units"]["fc1"].data, np.int32).tolist() == [1, 3]  # type: ignore[union-attr, call-overload]
+    assert len(content["layers"]["fc1"].data) == 2 * 6 * 4
+    assert np.frombuffer(content["units"]["fc1"].data, np.int32).tolist() == [1, 3]
     assert np.dtype(np.int32).itemsize == INDEX_BYTES
 
 
@@ -182,9 +182,9 @@ PICKED = Reply(10, sent=layers_with_units(UNITS, LAYERS), units=UNITS, update=ve
 def changed(content: RecordDict, record: str, **values: Any) -> RecordDict:
     """With other values in a record; None takes one out."""
     for name, value in values.items():
-        content[record].pop(name, None)  # type: ignore[arg-type]
+        content[record].pop(name, None)
         if value is not None:
-            content[record][name] = value  # type: ignore[index]
+            content[record][name] = value
     return content
 
 

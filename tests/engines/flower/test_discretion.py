@@ -33,7 +33,7 @@ from fedstrata.core.messages import Answer, Order, Reply, Status
 from fedstrata.engines.flower import failures
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed, type_name
-from fedstrata.nodes.client import SIMULATED
+from fedstrata.nodes.environment import SIMULATED
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from tests.support.fake_grid import FakeGrid
@@ -94,11 +94,11 @@ def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 # --- data that cannot be read ----------------------------------------------------------------------------------------
 
 
-def csv(header: str, *rows: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "rows.csv").write_text("\n".join([header, *rows])) and None
+def csv(header: str, *rows: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "rows.csv").write_text("\n".join([header, *rows]))
 
 
-def table(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
+def table(columns: dict[str, list[Any]]) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet
@@ -108,7 +108,7 @@ def table(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
     return write
 
 
-def image(path: str, content: bytes) -> Callable[[Path], None]:
+def image(path: str, content: bytes) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         pytest.importorskip("PIL")
         (folder / path).parent.mkdir()
@@ -127,18 +127,18 @@ GOOD = ("ill,0,0,0,1", "well,0,1,0,1", "ill,0,0,1,1", "well,0,1,1,1")
 NUMBERS: dict[str, list[Any]] = {name: [0.0, 0.5, 1.0, 0.5] for name in "abcd"}
 LABELS = ["ill", "well", "ill", "well"]
 
-BAD: dict[str, Callable[[Path], None]] = {
+BAD: dict[str, Callable[[Path], object]] = {
     "csv: a label that is no class": csv("label,a,b,c,d", *GOOD, f"{SECRET},0,0,0,0"),
     "csv: a cell that is no number": csv("label,a,b,c,d", *GOOD, f"ill,0,{SECRET},0,0"),
     "csv: an infinite cell": csv(f"label,a,b,{SECRET},d", *GOOD, "ill,0,0,inf,0"),
     "csv: a column that is missing": csv("a,b,c,d", "0,0,0,0"),
     "csv: secret names": csv(f"a,b,{SECRET},c,d", "0,0,0,0,0"),
-    "csv: bytes that are no text": lambda folder: (folder / "rows.csv").write_bytes(b"label,a,b,c,\xff\n") and None,
+    "csv: bytes that are no text": lambda folder: (folder / "rows.csv").write_bytes(b"label,a,b,c,\xff\n"),
     "parquet: a label that is no class": table({"label": [*LABELS[1:], SECRET], **NUMBERS}),
     "parquet: a cell that is no number": table({"label": LABELS, **NUMBERS, "d": [SECRET] * 4}),
     "parquet: an infinite cell": table({"label": LABELS, **dict.fromkeys(("a", "b", SECRET, "d"), [np.inf] * 4)}),
     "parquet: secret names": table({SECRET: LABELS, **NUMBERS}),
-    "parquet: damaged": lambda folder: (folder / "rows.parquet").write_bytes(f"PAR1{SECRET}".encode()) and None,
+    "parquet: damaged": lambda folder: (folder / "rows.parquet").write_bytes(f"PAR1{SECRET}".encode()),
     "images: a class of a secret name": image(f"{SECRET}/1.png", b"\x89PNG"),
     "images: damaged": image("ill/1.png", b"\x89PNG\r\n\x1a\n" + SECRET.encode()),
     "idx: damaged": idx,
@@ -415,7 +415,7 @@ def test_of_flowers_own_errors_only_the_code_counts(
     assert SECRET not in caplog.text
 
 
-WORDS = {"kind": "data", "type": "DataError"}
+WORDS: dict[str, Any] = {"kind": "data", "type": "DataError"}
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_a_simulation_tells_everything(
         (zlib.error(), "Exception"),
         (np.exceptions.AxisError(2, 1), "AxisError"),
         (np.linalg.LinAlgError(), "LinAlgError"),
-        (torch.linalg.LinAlgError(), "LinAlgError"),
+        (torch.linalg.LinAlgError(), "LinAlgError"),  # type: ignore[attr-defined]
         (errors.RecipeError("a", 1, "b"), "RecipeError"),
         (UnicodeDecodeError("utf-8", b"", 0, 1, ""), "UnicodeDecodeError"),
         (type("KeyError", (ValueError,), {"__module__": "builtins"})(), "ValueError"),

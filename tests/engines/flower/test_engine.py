@@ -24,7 +24,7 @@ from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order, Reply, Status
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.deployment import server
-from fedstrata.deployment.server import RemoteData, serve
+from fedstrata.deployment.server import serve
 from fedstrata.engines.flower.codec import Hello, decode_order, decode_reply, encode_hello, encode_reply
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed
@@ -32,6 +32,7 @@ from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.reader import Run
+from fedstrata.tasks.nodes import RemoteData
 from tests.support.fake_grid import FakeGrid, Fault, gone
 from tests.support.math import missing, words
 
@@ -40,7 +41,7 @@ TOO_LATE = Status("no reply", "nothing within 0.05 s")
 RecipeFile = Callable[..., Path]
 
 
-def on_flower(grid: FakeGrid, out: Path, **config: Any) -> list[dict[str, Any]]:
+def on_flower(grid: FakeGrid, out: Path, **config: Any) -> list[Any]:
     return list(serve(grid, {"recipe": str(grid.recipe), "out": str(out), "data": "", "wait": 10, **config}))
 
 
@@ -109,7 +110,7 @@ def test_a_server_that_died_goes_on_from_its_checkpoint(
     path = recipe({"algorithm": {"name": algorithm}, "training.rounds": 4})
     on_flower(FakeGrid(path, CLIENTS), tmp_path / "whole")
     config = {"recipe": str(path), "out": str(tmp_path / "parts")}
-    dies = serve(FakeGrid(path, CLIENTS), config)
+    dies: Any = serve(FakeGrid(path, CLIENTS), config)
     next(dies), next(dies)
     dies.close()
     assert [line["round"] for line in on_flower(FakeGrid(path, CLIENTS), tmp_path / "parts")] == [3, 4]
@@ -120,7 +121,7 @@ def test_a_server_that_goes_on_with_another_torch_says_so(
     recipe: RecipeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, out = recipe(), tmp_path / "run"
-    dies = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
+    dies: Any = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
     next(dies)
     dies.close()
     about = json.loads((out / "run.json").read_text())
@@ -135,7 +136,7 @@ def test_a_server_that_goes_on_with_another_torch_says_so(
 def test_a_server_does_not_go_on_with_another_arithmetic(recipe: RecipeFile, tmp_path: Path) -> None:
     """And says so before it waits for nodes, of which there are none."""
     path, out = recipe(), tmp_path / "run"
-    dies = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
+    dies: Any = serve(FakeGrid(path, CLIENTS), {"recipe": str(path), "out": str(out)})
     next(dies)
     dies.close()
     about = json.loads((out / "run.json").read_text())
@@ -245,7 +246,7 @@ def is_silent(message: Message, reply: Message) -> None:
 
 
 def of_another_version(message: Message, reply: Message) -> Message:
-    reply.content["reply"]["schema"] = 99
+    reply.content.config_records["reply"]["schema"] = 99
     return reply
 
 
@@ -409,7 +410,8 @@ def test_the_log_of_a_round_without_a_loss(
     line["unmeasured"] = [{"client": 1, "why": "refused: loss is not finite"}]
     monkeypatch.setattr(server, "serve", lambda *_: [line])
     with caplog.at_level("INFO", "fedstrata"):
-        server.app(None, Context(1, 1, {}, RecordDict(), {}))
+        nobody: Any = None
+    server.app(nobody, Context(1, 1, {}, RecordDict(), {}))
     assert caplog.messages == ["round 3, 4 of 4 replies, clients loss –; client 1: refused: loss is not finite"]
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from fedstrata.nodes import client
 from fedstrata.recipes.schema import load
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
-from tests import conftest
 from tests.support import misbehaving
 from tests.support.federation import Federation
 from tests.support.math import missing
+from tests.support.runs import TINY, run_content
 
 pytestmark = pytest.mark.deployment
 
@@ -55,8 +54,9 @@ class Silent(LocalEngine):
 def without_them(table: dict[str, Any], plan: Plan, out: Path) -> Path:
     """The same run on the local engine, with silence in place of faults."""
     run, experiment = create_run(load(table), out)
-    with Silent(experiment.setup, 1) as engine:
-        engine.plan = plan
+    engine = Silent(experiment.setup, 1)
+    engine.plan = plan
+    with engine:
         for _ in run_rounds(run, experiment, engine):
             pass
     return run.path
@@ -69,7 +69,7 @@ def masks(run: Path, number: int) -> list[int]:
 
 def check(run: Path, expected: Path, plan: Plan, reasons: dict[str, str]) -> None:
     """The record names all faults, and nothing else differs from the run without them."""
-    ours, theirs = (conftest.run_content(path, recipe=False) for path in (run, expected))
+    ours, theirs = (run_content(path, recipe=False) for path in (run, expected))
     told = {
         (client, line["round"]): str(status) for line in ours["history"] for client, status in missing(line["lost"])
     }
@@ -87,7 +87,7 @@ def check(run: Path, expected: Path, plan: Plan, reasons: dict[str, str]) -> Non
 
 IN_SIMULATION = {
     "raises": r"failed: the ClientApp raised: .*\\x1b\[2J\\x1b\]0;owned\\x07disk on fire.*",
-    "sleeps": "no reply: nothing within 8 s",
+    "sleeps": "no reply: nothing within 14 s",
     "reports a failure": r"failed: ValueError: \\x1b\[2J\\x1b\]0;owned\\x07no no no .*",
     "another version": "refused: schema = 99; this version of fedstrata speaks 2",
     "another version, at length": "refused: schema = '9+…",
@@ -125,7 +125,7 @@ def plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def simulate(table: dict[str, Any], plan: Plan, plan_file: Path, out: Path) -> Path:
     plan_file.write_text(json.dumps(plan))
-    settings = {"engine.name": "flower", "engine.workers": 2, "engine.timeout": 8.0}
+    settings = {"engine.name": "flower", "engine.workers": 2, "engine.timeout": 14.0}
     return fedstrata.run(table, settings=settings, out=out).path
 
 
@@ -194,49 +194,17 @@ ON_SUPERNODES = IN_SIMULATION | {
 }
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three nodes with TLS and keys, whose ClientApp is ours with its faults."""
-    folder = tmp_path_factory.mktemp("faults")
-    (folder / "recipe.toml").write_text(tomli_w.dumps(recipe("fedlayerwise")))
-    made = Federation.init(folder / "made", folder / "recipe.toml", "--nodes", 3)
-    app = made.folder / "server" / "app"
-    shutil.copy(misbehaving.__file__, app)
-    text = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace("fedstrata.nodes.client:app", "misbehaving:app"))
-    made.environment[misbehaving.PLAN] = str(made.folder / "plan.json")
-    (made.folder / "plan.json").write_text("{}")
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+def test_faults_on_supernodes(tmp_path: Path) -> None:
+    """Three nodes with TLS and keys, whose ClientApp is ours with its faults, and whose plan is read at every order.
 
-
-def recipe(algorithm: str, **options: Any) -> dict[str, Any]:
-    table = conftest.TINY | {"algorithm": {"name": algorithm, **options}}
-    table["training"] = table["training"] | {"rounds": 5 if options else 3}
-    table["task"] = table["task"] | {"partition": {"name": "iid", "clients": 3, "samples": 12}}
-    table["engine"] = {"timeout": 30.0}
-    return table
-
-
-def test_fedlayerwise_on_supernodes_ends_in_the_local_engines_run(
-    federation: Federation, tmp_path: Path, same_run: Callable[..., None]
-) -> None:
-    run = federation.run("clean")
-    same_run(run, without_them(recipe("fedlayerwise"), {}, tmp_path / "local"), recipe=False)
-
-
-def test_faults_on_supernodes(federation: Federation, tmp_path: Path) -> None:
-    """Each layer is asked of two nodes. One node or two misbehave in every round, and one that is asked does not.
-
-    Nodes read their recipe, and the plan, at every order.
+    Each layer is asked of two nodes. One node or two misbehave in every round, and one that is asked does not.
     """
-    table = recipe("random_layers", n=2)
-    for path in federation.folder.glob("*/recipe.toml"):
-        changed = tomllib.loads(path.read_text()) | {name: table[name] for name in ("algorithm", "training")}
-        path.write_text(tomli_w.dumps(changed))
+    table = TINY | {
+        "algorithm": {"name": "random_layers", "n": 2, "weighting": {"name": "fedlayerwise"}},
+        "training": TINY["training"] | {"rounds": 5},
+        "task": TINY["task"] | {"partition": {"name": "iid", "clients": 3, "samples": 12}},
+        "engine": {"timeout": 30.0},
+    }
     plan: Plan = {
         0: {1: "a wrong shape", 3: "malformed", 4: "raises", 5: "an absurd size"},
         1: {2: "layers not asked for", 4: "not a number", 5: "sleeps long"},
@@ -244,6 +212,17 @@ def test_faults_on_supernodes(federation: Federation, tmp_path: Path) -> None:
     }
     clean = without_them(table, {}, tmp_path / "clean")
     assert [masks(clean, number) for number in range(1, 6)] == [[2, 0, 2], [2, 1, 1], [2, 2, 0], [1, 1, 2], [1, 2, 1]]
-    (federation.folder / "plan.json").write_text(json.dumps(plan))
-    run = federation.run("faults")
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(table))
+    made = Federation.init(tmp_path / "made", tmp_path / "recipe.toml", "--nodes", 3)
+    app = made.folder / "server" / "app"
+    shutil.copy(misbehaving.__file__, app)
+    text = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(text.replace("fedstrata.nodes.client:app", "misbehaving:app"))
+    made.environment[misbehaving.PLAN] = str(made.folder / "plan.json")
+    (made.folder / "plan.json").write_text(json.dumps(plan))
+    try:
+        made.start()
+        run = made.run("faults")
+    finally:
+        made.stop()
     check(run, without_them(table, plan, tmp_path / "local"), plan, ON_SUPERNODES)

@@ -37,7 +37,7 @@ def nodes(path: Path, data: list[str]) -> FakeGrid:
     return grid
 
 
-def on_flower(grid: FakeGrid, out: Path, wait: float = 10) -> list[dict[str, Any]]:
+def on_flower(grid: FakeGrid, out: Path, wait: float = 10) -> list[Any]:
     return list(serve(grid, {"recipe": str(grid.recipe), "out": str(out), "wait": wait}))
 
 

@@ -253,8 +253,10 @@ for algorithm, nan in (("fedlayerwise", "nan"), ("mixed", "scores-nan")):
         ("lost", "unreadable"),
     ):
         name = f"{algorithm}/{'+'.join(every)}"
+        two_attempts: dict[str, Any] = {"training.attempts": 2}
+        half_are_enough: dict[str, Any] = {"training.min_replies": 0.5}
         always, at_first = (partial(of_all, faults=every, attempts=n, spared=spared) for n, spared in ((9, 0), (2, 1)))
-        failing = partial(with_faults, algorithm=algorithm, faults=always, **{"training.attempts": 2})
+        failing = partial(with_faults, algorithm=algorithm, faults=always, **two_attempts)
         CASES[f"failed/{name}"] = failing
-        retried = partial(with_faults, algorithm=algorithm, faults=at_first, **{"training.min_replies": 0.5})
+        retried = partial(with_faults, algorithm=algorithm, faults=at_first, **half_are_enough)
         CASES[f"retried/{name}"] = retried

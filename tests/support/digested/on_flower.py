@@ -179,7 +179,7 @@ OF_FIRST: dict[str, Fault] = {
     "no-metrics": spoilt(lambda content: content.pop("metrics")),
 }
 FAULTS = OF_ANY | OF_FIRST
-ALGORITHMS = {
+ALGORITHMS: dict[str, Any] = {
     "fedavg": fedstrata.fedavg(),
     "fedprox": fedstrata.fedprox(mu=0.5),
     "fedadp": fedstrata.fedadp(),
@@ -215,7 +215,7 @@ for fault in OF_ANY:
     CASES[f"strategy/mixed/upload/{fault}"] = partial(on_strategy, algorithm=ALGORITHMS["mixed"], faults=second)
 for name in ("fedavg", "fedadp", "fedlayerwise", "hdfl"):
     CASES[f"strategy/{name}/any-arrays"] = partial(any_arrays, algorithm=ALGORITHMS[name])
-own = {"layers": {"front": ["0", "1"], "rest": ["4", "5"]}, "buffers": ["1", "5"]}
+own: dict[str, Any] = {"layers": {"front": ["0", "1"], "rest": ["4", "5"]}, "buffers": ["1", "5"]}
 CASES["strategy/own-layers"] = partial(any_arrays, algorithm=fedstrata.fedlayerwise(), **own)
 CASES["strategy/evaluated"] = evaluated
 

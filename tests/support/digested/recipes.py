@@ -17,7 +17,7 @@ from typing import Any
 import fedstrata
 from tests.support.digested.tasks import Cautious, odd_task
 from tests.support.digested.values import Case, Values, ending, no_values, values_of_run
-from tests.zoo import ZOO
+from tests.support.zoo import ZOO
 
 CASES: dict[str, Case] = {}
 
@@ -35,16 +35,16 @@ BASE: dict[str, Any] = {
     "training": {"rounds": 3, "clients_per_round": 4, "epochs": 2, "batch_size": 8, "lr": 0.1},
     "engine": {"workers": 1},
 }
-DOUBLE = {"engine.dtype": "float64"}
-ALL = {"training.clients_per_round": 6}
-ON_CLIENTS = {"evaluation.on": ["test", "clients"]}
+DOUBLE: dict[str, Any] = {"engine.dtype": "float64"}
+ALL: dict[str, Any] = {"training.clients_per_round": 6}
+ON_CLIENTS: dict[str, Any] = {"evaluation.on": ["test", "clients"]}
 MODELS: dict[str, Settings] = {
     "perceptron": {},
     "batchnorm": {"task.model": {"name": "tests.support.digested.tasks:small_cnn"}},
     "groupnorm": {"task.model": {"name": "tests.support.digested.tasks:small_cnn", "norm": "group"}},
     "odd": {"task": {"function": "tests.support.digested.tasks:odd_task"}, "training.batch_size": 4},
 }
-NAMED = {
+NAMED: dict[str, Any] = {
     "fedavg": "fedavg",
     "fedprox": "fedprox:mu=0.3",
     "fedadp": "fedadp",
@@ -56,17 +56,17 @@ NAMED = {
     "adaptive_mu": "adaptive_mu:mu0=0.4",
     "fedlap": "fedlap",
 }
-OBJECTIVES = {"plain": {}, "fedprox": {"mu": 0.3}, "adaptive_mu": {"mu0": 0.4}, "fedlap": {"q": 0.7}}
-SELECTIONS = {
+OBJECTIVES: dict[str, Any] = {"plain": {}, "fedprox": {"mu": 0.3}, "adaptive_mu": {"mu0": 0.4}, "fedlap": {"q": 0.7}}
+SELECTIONS: dict[str, Any] = {
     "all": {},
     "fedldf": {"n": 2},
     "random_layers": {"n": 2},
     "random_clients": {"n": 3},
     "neuron_pruning": {"share": 0.4},
 }
-WEIGHTINGS = {"sample_size": {}, "uniform": {}, "fedadp": {}, "fedlayerwise": {"alpha": 3.0}}
-IN_ONE_STEP = {"objective": {"name": "fedlap"}, "weighting": {"name": "fedlayerwise"}}
-MIXED = {**IN_ONE_STEP, "selection": {"name": "fedldf", "n": 3}}
+WEIGHTINGS: dict[str, Any] = {"sample_size": {}, "uniform": {}, "fedadp": {}, "fedlayerwise": {"alpha": 3.0}}
+IN_ONE_STEP: dict[str, Any] = {"objective": {"name": "fedlap"}, "weighting": {"name": "fedlayerwise"}}
+MIXED: dict[str, Any] = {**IN_ONE_STEP, "selection": {"name": "fedldf", "n": 3}}
 CHOSEN: dict[str, Any] = {
     "fedlayerwise": "fedlayerwise",
     "random_layers": "random_layers:n=1:weighting.name=fedadp",
@@ -75,10 +75,10 @@ CHOSEN: dict[str, Any] = {
     "mixed": MIXED,
 }
 """One algorithm of each kind, with memory where it can have one."""
-STRAGGLERS = {"training.stragglers": 0.5, "training.epochs": 4}
-DROPPED = {**STRAGGLERS, "training.keep_stragglers": False}
-DROPOUTS = {"training.dropouts": 0.3}
-RETRIES = {"training.dropouts": 0.5, "training.min_replies": 0.7, "training.attempts": 30}
+STRAGGLERS: dict[str, Any] = {"training.stragglers": 0.5, "training.epochs": 4}
+DROPPED: dict[str, Any] = {**STRAGGLERS, "training.keep_stragglers": False}
+DROPOUTS: dict[str, Any] = {"training.dropouts": 0.3}
+RETRIES: dict[str, Any] = {"training.dropouts": 0.5, "training.min_replies": 0.7, "training.attempts": 30}
 
 
 def merged(*settings: Settings) -> dict[str, Any]:
@@ -187,15 +187,15 @@ for name, (train, held_out, settings) in {
     "hardly-measured": (FINE, ["raises"] * 6 + [""], {"evaluation.clients": 3}),
     "diverges": (FINE, FINE, {"training.lr": 1e38, "training.momentum": 0.9, "training.rounds": 9}),
 }.items():
-    task = {
+    trouble = {
         "task": {
             "function": "tests.support.digested.tasks:troubled_task",
             "options": {"train": train, "held_out": held_out},
         }
     }
-    add(f"trouble/{name}/fedadp", "fedadp", task, ON_CLIENTS, settings)
-    add(f"trouble/{name}/fedadp/workers", "fedadp", task, ON_CLIENTS, settings, {"engine.workers": 2})
-    add(f"trouble/{name}/mixed", MIXED, task, ON_CLIENTS, settings)
+    add(f"trouble/{name}/fedadp", "fedadp", trouble, ON_CLIENTS, settings)
+    add(f"trouble/{name}/fedadp/workers", "fedadp", trouble, ON_CLIENTS, settings, {"engine.workers": 2})
+    add(f"trouble/{name}/mixed", MIXED, trouble, ON_CLIENTS, settings)
 
 # --- evaluation, data and models -------------------------------------------------------------------------------------
 
@@ -210,16 +210,16 @@ for name, settings in {
 }.items():
     add(f"evaluation/{name}/perceptron", "fedlayerwise", settings)
     add(f"evaluation/{name}/batchnorm", "fedldf:n=2", settings, MODELS["batchnorm"])
-SETS = {"evaluation.on": ["more", "test", "clients"], "evaluation.target": 2.3}
-WHOLE = {"task.options": {"whole": True}, "evaluation.batch_size": 3}
+SETS: dict[str, Any] = {"evaluation.on": ["more", "test", "clients"], "evaluation.target": 2.3}
+WHOLE: dict[str, Any] = {"task.options": {"whole": True}, "evaluation.batch_size": 3}
 add("evaluation/own-metric/odd", "fedadp", MODELS["odd"], SETS)
 add("evaluation/whole-metric/odd", "fedadp", MODELS["odd"], SETS, WHOLE)
 LARGE = {"task.dataset": "mnist-mini", "task.model.name": "logreg", "training.rounds": 1, "training.batch_size": 500}
-PARTS = {"evaluation.on": ["train", "test"], "evaluation.batch_size": 300}
+PARTS: dict[str, Any] = {"evaluation.on": ["train", "test"], "evaluation.batch_size": 300}
 for workers in (1, 2):
     add(f"evaluation/large/{workers}", "fedadp", LARGE, PARTS, {"engine.workers": workers})
 
-for name, partition in {
+PARTITIONED: dict[str, dict[str, Any]] = {
     "iid": {"clients": 5},
     "iid_mix": {"iid": 2, "non_iid": 3, "classes": 1, "samples": 30},
     "x_class": {"classes": [1, 2, 5], "samples": 30},
@@ -228,11 +228,12 @@ for name, partition in {
     "shards": {"clients": 8},
     "dirichlet": {"clients": 20, "alpha": 0.1, "min_samples": 0},
     "two_class_dirichlet": {"clients": 12},
-}.items():
+}
+for name, partition in PARTITIONED.items():
     few = {"task.partition": {"name": name, **partition}, "training.clients_per_round": 3}
     add(f"partition/{name}", "fedadp", few, ON_CLIENTS)
 
-LITTLE = {
+LITTLE: dict[str, Any] = {
     "task.dataset": "mnist-mini",
     "task.inputs": "unit",
     "task.partition": {"name": "iid", "clients": 3, "samples": 10},
@@ -247,7 +248,8 @@ for name in ("quickstart", "demo"):
 
 for name, animal in ZOO.items():
     if animal.refused is None:
-        where = {"task": {"function": "tests.zoo:task", "options": {"name": name}}, "engine.dtype": animal.dtype}
+        task = {"function": "tests.support.zoo:task", "options": {"name": name}}
+        where = {"task": task, "engine.dtype": animal.dtype}
         how = {f"training.{key}": value for key, value in animal.training.items()}
         few = {"training.clients_per_round": 2, "training.batch_size": 4, "training.lr": 0.05}
         add(f"zoo/{re.sub('[^A-Za-z0-9_.]+', '-', name)}", IN_ONE_STEP, where, few, how)
@@ -290,13 +292,13 @@ def extended(folder: Path, algorithm: Any, settings: Settings) -> Values:
     return values_of_run(out, ending(lambda: fedstrata.resume(out, settings=rounds)))
 
 
-FIVE = {**RETRIES, "training.rounds": 5, "training.stragglers": 0.5, "evaluation.every": 2}
+FIVE: dict[str, Any] = {**RETRIES, "training.rounds": 5, "training.stragglers": 0.5, "evaluation.every": 2}
 for name, algorithm in CHOSEN.items():
     add(f"resume/never/{name}", algorithm, FIVE)
     CASES[f"resume/stopped/{name}"] = partial(resumed, algorithm=algorithm, settings=FIVE)
     CASES[f"resume/killed/{name}"] = partial(resumed, algorithm=algorithm, settings=FIVE, killed=True)
     CASES[f"resume/extended/{name}"] = partial(extended, algorithm=algorithm, settings=FIVE)
-RARE = {**FIVE, **MODELS["batchnorm"], "record.checkpoint_every": 4, "evaluation.target": 0.5}
+RARE: dict[str, Any] = {**FIVE, **MODELS["batchnorm"], "record.checkpoint_every": 4, "evaluation.target": 0.5}
 CASES["resume/rare-checkpoints"] = partial(resumed, algorithm=MIXED, settings=RARE)
 
 
@@ -364,7 +366,7 @@ CASES["command/run"] = partial(by_command, **DROPOUTS)
 CASES["command/options"] = lambda folder: by_command(
     folder, "--algorithm", "fedldf:n=3", "--seed", "9", "--workers", "2"
 )
-TARGET = {"evaluation.target": 0.9, "training.rounds": 2}
+TARGET: dict[str, Any] = {"evaluation.target": 0.9, "training.rounds": 2}
 THREE, TWO = "fedavg,fedldf:n=1,fedadp", "fedavg,fedlayerwise"
 CASES["compare/three-seeds"] = partial(compared, seeds="0..2", algorithms=THREE, settings=TARGET)
 CASES["compare/five-seeds"] = partial(compared, seeds="0..4", algorithms=TWO, settings=TARGET)

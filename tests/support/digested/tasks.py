@@ -39,6 +39,9 @@ def small_cnn(input_shape: tuple[int, ...], classes: int, norm: str = "batch") -
 class Odd(nn.Module):
     """Tied weights, a frozen part in bfloat16, buffers of integers, floats and not persistent ones, Dropout."""
 
+    calls: Tensor
+    largest: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(9, 4)
