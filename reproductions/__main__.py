@@ -1,6 +1,6 @@
 """`python -m reproductions`."""
 
-from fedstrata.cli import main
+from fedstrata.cli import program
 from reproductions.cli import app
 
-main(app)
+program(app)

@@ -35,7 +35,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
     The embedded data set is read once for all tests of a process.
     """
-    from fedstrata.recipes.schema import set_key
+    from fedstrata.recipes.tables import set_key
     from fedstrata.tasks import datasets
 
     mini, load = _mini(), datasets.load

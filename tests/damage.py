@@ -50,6 +50,7 @@ VALUES = {
     "text": '"text"',
     "controls": '"\\u001b[2J\\n"',
     "half a pair": '"\\ud800"',
+    "a zero byte": '"a\\u0000"',
     "out": '"../../.."',
     "list": "[]",
     "list of null": "[null]",

@@ -10,6 +10,7 @@ and that Python runs a package's `__init__` before any module in it. An `__init_
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -179,8 +180,37 @@ def test_what_computes_knows_no_recipes() -> None:
     assert [module for module in needed if "pydantic" in packages(module)] == []
 
 
+def test_who_reads_runs_needs_nothing_that_runs_them() -> None:
+    """A trained model is built as its recipe says; what builds it is the one way from reading to computing."""
+    readers = ["fedstrata.runs.reader", "fedstrata.runs.comparison", "fedstrata.report"]
+    without = {module: set(names) - {"fedstrata.runs.trained"} for module, names in GRAPH.items()}
+    needed = reached(without, readers)
+    assert {"fedstrata.runs.formats", "fedstrata.recipes.schema"} <= needed
+    assert {room(module) for module in needed} & {"cli", "clients", "engines", "nodes", "deployment", "server"} == set()
+    runs = {f"fedstrata.runs.{name}" for name in ("writer", "runner", "compare", "engine")}
+    others = {"fedstrata.recipes.experiment", "fedstrata.core.fit", "fedstrata.core.round", "fedstrata.core.record"}
+    assert needed & (runs | others) == set()
+    assert reached(GRAPH, ["fedstrata.runs.runner"]) >= runs - {"fedstrata.runs.compare"} | others
+
+
 def test_few_modules_lie_flat() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
+
+
+def test_the_tree_in_contributing_is_this_one() -> None:
+    """It has every folder and all that is beside them, each below what it imports, and no file that is not there."""
+    text = (SOURCE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = re.search(r"^src/fedstrata/ .*\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert tree is not None
+    seen: list[str] = []
+    for line in tree[1].splitlines():
+        if begins := re.match(r"  (\w+)(/|\.py) ", line):
+            seen.append(begins[1])
+            assert ROOMS[begins[1]] - {"_version"} <= set(seen), begins[1]
+        within = PACKAGE if (PACKAGE / f"{seen[-1]}.py").exists() else PACKAGE / seen[-1]
+        missing = [name for name in re.findall(r"\w+\.py|(?<=    )\w+/", line) if not (within / name).exists()]
+        assert not missing, line
+    assert sorted(seen) == sorted(set(ROOMS) - {"__main__", "_version"})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """`python -m fedstrata` is the command line."""
 
-from fedstrata.cli import main
+from fedstrata.cli import program
 
-main()
+program()

@@ -62,7 +62,10 @@ def leave_to_parent(*numbers: signal.Signals) -> None:
 
 
 def hold_collection() -> None:
-    """Collect no garbage for now: a third of what it takes to import torch, and to end, would be looking for some."""
+    """Collect no garbage for now: a third of what it takes to import torch, and to end, would be looking for some.
+
+    For a process that is ours alone: what is there when it goes on, or ends, is never looked at again.
+    """
     gc.disable()
     _held.add(True)
     atexit.register(gc.freeze)

@@ -20,10 +20,8 @@ from fedstrata.recipes.schema import (
     Recipe,
     Training,
     load,
-    parse_algorithm,
-    parse_setting,
-    set_key,
 )
+from fedstrata.recipes.tables import parse_algorithm, parse_setting, set_key
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 

@@ -125,18 +125,18 @@ SHOWN: dict[str, tuple[str, Callable[[str], float]]] = {
 }
 
 
-@pytest.mark.parametrize("figure", SHOWN)
-def test_a_clicked_cell_shows_the_records_value(show: Any, folder: Path, figure: str) -> None:
+@pytest.mark.parametrize("quantity", SHOWN)
+def test_a_clicked_cell_shows_the_records_value(show: Any, folder: Path, quantity: str) -> None:
     page = show("one")
-    title, read = SHOWN[figure]
-    choose(page, "layers", "figure", title)
+    title, read = SHOWN[quantity]
+    choose(page, "layers", "quantity", title)
     known = missing = 0
     for layer, name in enumerate(("first", "second")):
         choose(page, "layers", "layer", name)
         heat = page.locator("#layers .heat").last
         for round in range(1, 6):
             stored = load_file(folder / "one" / "layers" / f"{round:06d}.safetensors")
-            values = dict(zip(stored["clients"].tolist(), stored[figure][:, layer].tolist(), strict=True))
+            values = dict(zip(stored["clients"].tolist(), stored[quantity][:, layer].tolist(), strict=True))
             for client in range(4):
                 said = click(page, heat, client, round - 1, 4, 5)
                 assert f"client {client}, round {round}, {name}" in said
@@ -153,7 +153,7 @@ def test_a_clicked_cell_shows_the_records_value(show: Any, folder: Path, figure:
 
 def test_the_overview_has_medians_and_leads_to_the_layer(show: Any, folder: Path) -> None:
     page = show("one")
-    choose(page, "layers", "figure", "divergence")
+    choose(page, "layers", "quantity", "divergence")
     said = click(page, page.locator("#layers .heat").first, 1, 2, 2, 5)
     values = load_file(folder / "one" / "layers" / "000003.safetensors")["divergence"][:, 1]
     assert number(said) == pytest.approx(np.nanmedian(values), rel=1e-4)
@@ -162,7 +162,7 @@ def test_the_overview_has_medians_and_leads_to_the_layer(show: Any, folder: Path
 
 def test_cells_can_be_reached_with_the_keyboard(show: Any, folder: Path) -> None:
     page = show("one")
-    choose(page, "layers", "figure", "weight")
+    choose(page, "layers", "quantity", "weight")
     heat = page.locator("#layers .heat").last
     heat.locator("canvas").focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowRight", "ArrowLeft"):
@@ -177,7 +177,7 @@ def test_cells_can_be_reached_with_the_keyboard(show: Any, folder: Path) -> None
 def test_a_summary_says_so_and_shows_quantiles(show: Any, folder: Path) -> None:
     page = show("wide")
     assert "clients are summarised" in page.locator(".notice").inner_text()
-    choose(page, "layers", "figure", "divergence")
+    choose(page, "layers", "quantity", "divergence")
     heat = page.locator("#layers .heat").last
     for row, label in enumerate(content.SUMMARY):
         values = load_file(folder / "wide" / "layers" / "000011.safetensors")["divergence"][:, 0]
@@ -199,7 +199,7 @@ def test_curves_say_what_the_history_says(show: Any) -> None:
         page.keyboard.press("ArrowLeft")  # from the last round, 5, to 3
     assert "round 3, " in page.locator("#curves .legend").inner_text()
     assert "0.5000" in page.locator("#curves .legend").inner_text()  # 3 / 6
-    choose(page, "curves", "figure", "loss on test")
+    choose(page, "curves", "curve", "loss on test")
     assert "0.4000" in page.locator("#curves .legend").inner_text()  # 2 / 5 in the last round
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
+from fedstrata.core.messages import Status, StatusKind
 from fedstrata.runs import formats
 from fedstrata.runs.formats import Kind
 from fedstrata.runs.reader import Run
+from fedstrata.tasks.task import Task
 from tests import damage
 from tests.support.make_runs import make_run
 
@@ -44,6 +48,23 @@ def test_what_is_whole_is_read(good: tuple[Path, Path]) -> None:
         assert damage.tried(whole, damage.Damage("none", lambda folder: None)) == []
     assert Run(good[0]).finished()
     assert any(line["lost"] or line["earlier"] for line in Run(good[0]).history())
+
+
+def test_what_nobody_could_read_is_not_written(blobs: Any, tmp_path: Path) -> None:
+    """A task may note what it likes of its data, but its source is shown."""
+    notes = {"source": 5, "mine": [{"a": None}]}
+    task = Task(lambda: nn.Linear(2, 2), [blobs(8)], {"test": blobs(8)}, notes=notes)
+    with pytest.raises(RunDirectoryError, match=r"run/run\.json cannot be written: data\.source = 5: "):
+        fedstrata.run({"training": {"rounds": 1}}, task=task, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    run = make_run(tmp_path / "run", done=1)
+    before = (run.path / "history.jsonl").read_bytes()
+    line = json.loads(before)
+    absurd: list[dict[str, Any]] = [{"train_loss": math.inf}, {"clients": -1}, {"bytes": {}}]
+    for changes in absurd:
+        with pytest.raises((RunDirectoryError, ValueError)):
+            run.append_history({**line, "round": 2, **changes})
+    assert (run.path / "history.jsonl").read_bytes() == before
 
 
 # --- which line it is ------------------------------------------------------------------------------------------------
@@ -122,27 +143,35 @@ def told(tmp_path: Path, *entries: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("why", "kind"),
+    ("why", "kind", "reason"),
     [
-        ("dropped out", "dropped out"),
-        ("straggler, not waited for", "straggler dropped"),
-        ("no reply", "no reply"),
-        ("refused: update is not finite", "refused"),
-        ("failed: ValueError: a: b (mine.py:3)", "failed"),
+        ("dropped out", "dropped out", ""),
+        ("straggler, not waited for", "straggler dropped", ""),
+        ("no reply", "no reply", ""),
+        ("refused: update is not finite", "refused", "update is not finite"),
+        ("failed: ValueError: a: b (mine.py:3)", "failed", "ValueError: a: b (mine.py:3)"),
     ],
 )
-def test_why_a_client_was_lost(why: str, kind: str, tmp_path: Path) -> None:
-    assert told(tmp_path, {"client": 3, "why": why}) == [{"client": 3, "kind": kind, "why": why}]
+def test_why_a_client_was_lost(why: str, kind: str, reason: str, tmp_path: Path) -> None:
+    """Lines of before have a sentence, those of now kind and reason; whoever reads them gets all three."""
+    expected = {"client": 3, "kind": kind, "reason": reason, "why": str(Status(kind, reason))}  # type: ignore[arg-type]
+    assert told(tmp_path, {"client": 3, "why": why}) == [expected]
+    assert told(tmp_path, {"client": 3, "kind": kind, "reason": reason}) == [expected]
 
 
-@pytest.mark.parametrize("kind", Kind.__args__)  # type: ignore[attr-defined]
+def test_the_kinds_are_those_of_the_round() -> None:
+    """Which a reader names itself, as it does not import what computes."""
+    assert get_args(Kind) == get_args(StatusKind)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
 def test_the_kind_and_the_reason_that_a_client_was_lost(kind: str, tmp_path: Path) -> None:
     found = told(
         tmp_path, {"client": 3, "kind": kind, "reason": ""}, {"client": 4, "kind": kind, "reason": "a", "attempt": 2}
     )
     assert found == [
-        {"client": 3, "kind": kind, "why": kind},
-        {"client": 4, "attempt": 2, "kind": kind, "why": f"{kind}: a"},
+        {"client": 3, "kind": kind, "reason": "", "why": kind},
+        {"client": 4, "attempt": 2, "kind": kind, "reason": "a", "why": f"{kind}: a"},
     ]
 
 

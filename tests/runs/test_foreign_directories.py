@@ -159,7 +159,9 @@ def test_special_files_are_refused_and_not_opened(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    steps=st.lists(st.sampled_from(["a", "b", "up", "out", "file", "fifo", "..", ".", "/"]), min_size=1, max_size=4),
+    steps=st.lists(
+        st.sampled_from(["a", "b", "up", "out", "file", "fifo", "..", ".", "/", "\0", "\ud800"]), min_size=1, max_size=4
+    ),
     act=st.sampled_from(["read", "write", "append", "remove", "has", "names", "folder"]),
 )
 def test_no_name_leads_out_of_a_folder(steps: list[str], act: str, tmp_path: Path) -> None:
@@ -467,7 +469,7 @@ NAMES = {
 def test_looking_imports_nothing_and_resuming_says_what(
     field: str, run: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedstrata.recipes.schema import set_key
+    from fedstrata.recipes.tables import set_key
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "theirs", raising=False)

@@ -66,6 +66,14 @@ def test_too_few_replies_stop_the_run_with_a_reason_and_resume_would_go_on(tiny:
     assert run.history() == []
     assert not run.finished()
     assert last_state(run.directory).round == 0
+    with pytest.raises(RoundFailed) as again:
+        fedstrata.resume(tmp_path / "run")
+    failures, record = run.failures(), again.value.record
+    assert [(line["round"], line["attempt"], line["replies"]) for line in failures] == [(1, 1, record.replies)] * 2
+    assert {who["client"] for who in failures[0]["lost"]} == {client for client, _ in record.lost}
+    assert {who["why"] for who in failures[0]["lost"]} == {"dropped out"}
+    whole = sum(layer.bytes for layer in run.about.layers)
+    assert sum(failures[0]["bytes"]["down"]) == 2 * 4 * whole, "both attempts are paid for"
 
 
 def test_a_round_that_is_tried_again_says_so_and_pays_for_both(tiny: Any, tmp_path: Path) -> None:

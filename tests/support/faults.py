@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedstrata
-from fedstrata.core.messages import Answer, Order, Reply
+from fedstrata.core.messages import Answer, Order
 from fedstrata.engines import local
 from fedstrata.runs import compare
 from fedstrata.tasks.metric import ACCURACY, Metric
@@ -134,7 +134,7 @@ class DoomedClient:
     client: Any
     moments: Moments
 
-    def answer(self, order: Order, row: torch.Tensor | None) -> Reply:
+    def answer(self, order: Order, row: torch.Tensor | None) -> Answer:
         if row is not None and self.moments.here("writing its row"):
             row[: len(row) // 2] = torch.nan
             self.moments.die()

@@ -122,7 +122,7 @@ class Federation:
 
     def change(self, where: str, settings: dict[str, Any]) -> None:
         """Other values in the recipe of the server or of a node."""
-        from fedstrata.recipes.schema import set_key
+        from fedstrata.recipes.tables import set_key
 
         path = self.folder / where / "recipe.toml"
         table = tomllib.loads(path.read_text())

@@ -53,12 +53,17 @@ def _options(
     pass
 
 
+def program(commands: typer.Typer = app) -> None:
+    """`main` as a process of its own."""
+    hold_collection()
+    main(commands)
+
+
 def main(commands: typer.Typer = app) -> None:
     """Run one of the commands; an error of the user's is one line and exit code 2, never a traceback."""
     terminal.prepare()
     stop_when_asked()
     keep_memory()
-    hold_collection()
     try:
         code = commands(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

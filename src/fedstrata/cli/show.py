@@ -41,6 +41,10 @@ def show_command(directory: RunDir) -> None:
     history = run.history()
     recipe = run.recipe
     console.print(f"{recipe.name}: {recipe.label}, seed {recipe.seed}", style="bold")
+    failures = run.failures()
+    _print_lost(
+        console, "lost replies in rounds that failed", [(one["round"], who) for one in failures for who in one["lost"]]
+    )
     if not history:
         console.print("no round is done yet")
         return
@@ -50,10 +54,10 @@ def show_command(directory: RunDir) -> None:
     for first, changes in run.directory.changes(done=history[-1]["round"]):
         console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
     console.print(_layer_table(run, history))
-    _print_lost(console, "lost replies", [(line["round"], who) for line in history for who in line["lost"]])
-    _print_lost(
-        console, "evaluations that failed", [(line["round"], who) for line in history for who in line["unmeasured"]]
-    )
+    lost = [(line["round"], who) for line in history for who in line["lost"]]
+    unmeasured = [(line["round"], who) for line in history for who in line["unmeasured"]]
+    _print_lost(console, "lost replies", lost)
+    _print_lost(console, "evaluations that failed", unmeasured)
     data = run.about.data
     if data.table is not None:
         console.print(partition_table(data.table, data.class_names, rows=12))

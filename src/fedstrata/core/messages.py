@@ -206,10 +206,12 @@ def check_size(size: object, samples: float | None, order: Order) -> None:
     """Refuse a number of samples that is none, or another one than the client had at the beginning."""
     if size is None and order.kind == "upload":
         return
-    if not isinstance(size, int | float) or not 0 < size <= MOST_SAMPLES:
+    if not isinstance(size, int | float) or not size > 0:
         raise ReplyError(f"size = {size!r}, must be a positive number of samples")
     if samples is not None and size != samples:
         raise ReplyError(f"size = {size}, at the beginning it was {samples}")
+    if size > MOST_SAMPLES:
+        raise ReplyError(f"size = {size}, must be at most {MOST_SAMPLES}")
 
 
 def layers_with_units(units: Tensor, layers: Layers) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -178,7 +179,8 @@ class Round:
         self._uploaded: dict[int, Reply] = {}
         self._selection = self.algorithm.selection
         if for_cohort := getattr(self._selection, "for_cohort", None):
-            self._selection = for_cohort(count)
+            with _named():
+                self._selection = for_cohort(count)
 
     def _exchange(self, orders: Mapping[Order, int]) -> Iterator[list[Order]]:
         self._waiting = dict(orders)
@@ -338,10 +340,15 @@ def play(round: Round, exchange: Callable[[Sequence[Order]], Iterable[tuple[Orde
 
 def check_cohort(algorithm: Algorithm, clients: int) -> None:
     """Refuse a selection that makes no sense in rounds of so many clients (FedLDF's n)."""
-    check = getattr(algorithm.selection, "check_cohort", None)
-    if check is None:
-        return
+    if check := getattr(algorithm.selection, "check_cohort", None):
+        with _named():
+            check(clients)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """What a selection refuses is told with the place that a recipe has it in."""
     try:
-        check(clients)
+        yield
     except BadValue as error:
         raise RecipeError(f"algorithm.selection.{error.field}", error.value, error.problem) from None

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,6 +28,7 @@ from fedstrata.engines.flower.failures import Failed
 from fedstrata.nodes.node import own_client
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe
+from fedstrata.recipes.tables import parse_toml
 from fedstrata.tasks import datasets
 from fedstrata.tasks.builtin import channel_statistics
 from fedstrata.tasks.config import NODES
@@ -240,7 +240,7 @@ def check_node(folder: Path) -> str:
 
 def _node_config(path: Path) -> dict[str, Any]:
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML

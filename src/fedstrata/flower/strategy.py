@@ -212,7 +212,8 @@ class Strategy(FedAvg):
             record = self.server.conclude(under_way.round, under_way.passed())
         except RoundFailed as failed:
             self.records.append(failed.record)
-            log(WARNING, "\t> the model stays as it is: %s", failed)
+            needed = max(under_way.round.min_replies, 1)
+            log(WARNING, "\t> the model stays as it is: %s replies usable, %s needed", failed.record.replies, needed)
             if self.server.state.round == 0 and (reason := under_way.hopeless(failed.record)) is not None:
                 raise ClientAppError(reason) from None
             return None, None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RecipeError
+from fedstrata.recipes.tables import parse_toml
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class Library:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise RecipeError(self.kind, str(name), f"cannot be read: {reason}") from None
         try:
-            table = tomllib.loads(text)
+            table = parse_toml(text)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(self.kind, str(name), f"is not valid TOML: {error}") from None
+        except ValueError as error:
+            raise RecipeError(self.kind, str(name), str(error)) from None
         named = source.name.endswith(".toml")
         return {"name": source.name.removesuffix(".toml"), **table} if named else table
 

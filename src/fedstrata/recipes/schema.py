@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,7 +23,8 @@ from fedstrata.core.errors import MISSING, RecipeError
 from fedstrata.core.grouping import GROUPINGS, Grouping
 from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES
-from fedstrata.tasks.config import TaskConfig
+from fedstrata.recipes.tables import check_values, parse_algorithm, parse_setting, set_key
+from fedstrata.tasks.config import Options, TaskConfig
 
 FORMAT = 1
 """Version of the recipe format."""
@@ -183,7 +183,7 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, description="everything random follows from it")
     task: TaskConfig = TaskConfig()
     layers: LayersConfig = LayersConfig()
-    algorithm: dict[str, Any] = Field(
+    algorithm: Options = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="a name with options, tables objective, selection and weighting, or both",
     )
@@ -191,7 +191,7 @@ class Recipe(BaseModel):
     evaluation: Evaluation = Evaluation()
     engine: EngineConfig = EngineConfig()
     record: Record = Record()
-    paper: dict[str, Any] = Field(default_factory=dict, description="what the paper reports; not used by a run")
+    paper: Options = Field(default_factory=dict, description="what the paper reports; not used by a run")
 
     @field_validator("algorithm")
     @classmethod
@@ -216,6 +216,7 @@ class Recipe(BaseModel):
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Recipe:
         """The same of a recipe that is only looked at: nothing that it names is imported or called."""
+        check_values(table)
         version = table.get("format", FORMAT)
         if version != FORMAT:
             raise RecipeError("format", version, f"this version of fedstrata reads recipes of format {FORMAT}")
@@ -317,46 +318,6 @@ def _rename(table: dict[str, Any], path: str, name: Any) -> None:
         inner = inner.get(part) if isinstance(inner, Mapping) else None
     if isinstance(inner, Mapping) and inner.get("name", name) != name:
         set_key(table, path, {"name": name})
-
-
-def parse_algorithm(text: str) -> dict[str, Any]:
-    """`name`, or `name:option=value:option=value`; `module:function` stays together, as a name and as a value."""
-    parts: list[str] = []
-    for part in text.split(":"):
-        if parts and "=" not in part:
-            parts[-1] += f":{part}"
-        else:
-            parts.append(part)
-    table: dict[str, Any] = {"name": parts[0]}
-    for key, value in (parse_setting(part, "--algorithm") for part in parts[1:]):
-        set_key(table, key, value)
-    return table
-
-
-def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
-    """`key=value`, the value as TOML, or else as a plain string."""
-    key, equals, value = text.partition("=")
-    key, value = key.strip(), value.strip()
-    if not equals or not key:
-        example = "training.rounds=50" if option == "--set" else "fedldf:n=4"
-        raise RecipeError(option, text, f"must look like {example}")
-    try:
-        parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return key, value
-    return key, parsed["value"] if len(parsed) == 1 else value
-
-
-def set_key(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, making tables on the way; tables of the original are not changed in place."""
-    *path, last = key.split(".")
-    for part in path:
-        inner = table.get(part, {})
-        if not isinstance(inner, Mapping):
-            raise RecipeError(key, value, f"{part} is a value, not a table")
-        table[part] = dict(inner)
-        table = table[part]
-    table[last] = value
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> RecipeError:

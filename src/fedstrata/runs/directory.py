@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedstrata.core import determinism
 from fedstrata.core.errors import RecipeError, RunDirectoryError
 from fedstrata.recipes.schema import Recipe
+from fedstrata.recipes.tables import parse_toml
 from fedstrata.runs import environment, formats
 from fedstrata.runs.environment import Versions, differences
 from fedstrata.runs.files import Folder
@@ -67,14 +66,12 @@ class RunDirectory:
         path = self.path / "recipe.toml"
         try:
             content = self.files.read("recipe.toml")
-            table = tomllib.loads(content.decode())
-        except (OSError, ValueError, RecursionError) as error:
+            table = parse_toml(content.decode())
+        except (OSError, ValueError) as error:
             raise damaged(path, str(error)) from None
         known = (self.about.recipe_sha256, self.about.recipe_sha256_before)
         if self.id is not None and sha256(content) not in known:
             raise RunDirectoryError(f"{path} was edited after the run began; put it back, or begin a new run with it")
-        if _is_deeper(table, _DEEPEST):
-            raise damaged(path, f"its tables are more than {_DEEPEST} deep")
         try:
             return Recipe.read(table)  # someone else may have written it
         except RecipeError as error:
@@ -129,6 +126,11 @@ class RunDirectory:
     def history_content(self) -> bytes:
         """The history as it lies in the file."""
         return self.files.read("history.jsonl", _LONGEST_HISTORY) if self.files.has("history.jsonl") else b""
+
+    def failures(self) -> list[Line]:
+        """A line for every round that ended the run, or this part of it, as too few replies could be used."""
+        content = self.files.read("failed.jsonl", _LONGEST_HISTORY) if self.files.has("failed.jsonl") else b""
+        return formats.read_failures(content, self.about, self.path / "failed.jsonl")
 
     def layers(self, round: int) -> LayerRecord:
         """What a round was for each client and layer, by name."""
@@ -187,9 +189,6 @@ class RunDirectory:
 _LONGEST_HISTORY = 1 << 29
 """Bytes: some hundred thousand rounds."""
 
-_DEEPEST = 20
-"""Tables in tables of a recipe: three or four are ordinary."""
-
 _ROUND = re.compile(r"([0-9]{6}|[1-9][0-9]{6,14})\.safetensors")
 """What `round_file` calls the file of a round."""
 
@@ -212,8 +211,3 @@ def digest(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str
 def sha256(content: bytes) -> str:
     """The digest that run.json keeps of the recipe."""
     return hashlib.sha256(content).hexdigest()
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deeper(part, levels - 1) for part in inner)

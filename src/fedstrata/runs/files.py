@@ -237,9 +237,17 @@ def _refuse(constant: str) -> Any:
 
 def _parts(name: str) -> list[str]:
     parts = list(PurePosixPath(name).parts)
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts:
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or not _can_name(name):
         raise RunDirectoryError(f"{name!r} is no name of a file in a folder")
     return parts
+
+
+def _can_name(text: str) -> bool:
+    """Whether a file can be called so: a half surrogate pair that stands for no byte is in no encoding."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _write_all(handle: int, content: bytes) -> None:

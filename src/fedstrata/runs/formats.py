@@ -43,8 +43,8 @@ _CHECKED = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 """What is counted: whole, and not more than a float holds exactly."""
 
-Round = Annotated[int, Field(ge=1, le=1 << 53)]
-"""The number of a round."""
+Positive = Annotated[int, Field(ge=1, le=1 << 53)]
+"""What is at least one: the number of a round, how many clients there are."""
 
 Text = InstanceOf[str]
 """Any text: a class may be called by a file name that is not UTF-8."""
@@ -83,7 +83,7 @@ class Environment(BaseModel):
 
     model_config = _CHECKED
 
-    round: Round
+    round: Positive
     versions: dict[str, str]
 
 
@@ -143,12 +143,12 @@ class About(BaseModel):
     recipe_sha256: str | None = None
     recipe_sha256_before: str | None = None
     """While a run is being extended: that of the recipe before."""
-    arithmetic: int = Field(1, ge=1)
+    arithmetic: Positive = 1
     versions: dict[str, str] = {}
     later: list[Environment] = []
     created: str
     metric: MetricEntry
-    clients: Round
+    clients: Positive
     """How many there are."""
     layers: list[LayerEntry]
     data: DataEntry
@@ -265,7 +265,7 @@ class Line(TypedDict):
 @with_config(_CHECKED)
 class _StoredLine(TypedDict):
     run: NotRequired[str]
-    round: Round
+    round: Positive
     attempt: Count
     clients: Count
     replies: Count
@@ -290,12 +290,23 @@ def read_history(content: bytes, about: About, path: Path) -> list[Line]:
     return [read_line(line, number, about, path) for number, line in enumerate(lines, start=1)]
 
 
+def read_failures(content: bytes, about: About, path: Path) -> list[Line]:
+    """The whole lines of a failed.jsonl: rounds without a next model, in the order in which they were tried."""
+    return [_read_line(line, number, about, path) for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
+
+
 def read_line(content: bytes, number: int, about: About, path: Path) -> Line:
     """A line of the history, which must be that of the round with this number."""
+    line = _read_line(content, number, about, path)
+    if line["round"] != number:
+        problem = f"round = {line['round']}, and lines are in the order of rounds"
+        raise damaged(path, problem, f"is damaged in line {number}")
+    return line
+
+
+def _read_line(content: bytes, number: int, about: About, path: Path) -> Line:
     verdict = f"is damaged in line {number}"
     line: Line = _checked(lambda: _LINE.validate_json(content), path, verdict)
-    if line["round"] != number:
-        raise damaged(path, f"round = {line['round']}, and lines are in the order of rounds", verdict)
     if line.pop("run", None) != about.id:
         raise RunDirectoryError(f"{path}: line {number} is of another run")
     line.setdefault("earlier", [])

@@ -61,6 +61,10 @@ class Run:
         """One line per whole round."""
         return self.directory.history()
 
+    def failures(self) -> list[Line]:
+        """One line per round that failed, and stopped the run; what the clients did in it is told as in a history."""
+        return self.directory.failures()
+
     def layers(self, round: int) -> LayerRecord:
         """What a round was for each client and layer, by name (docs/run-directory.md has the names)."""
         return self.directory.layers(round)

@@ -23,9 +23,10 @@ from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Status
-from fedstrata.core.record import RoundRecord
+from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.recipes.experiment import Experiment, build_experiment
-from fedstrata.recipes.schema import Recipe, as_table, load, parse_setting, set_key
+from fedstrata.recipes.schema import Recipe, as_table, load
+from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
 from fedstrata.runs.reader import Run
@@ -132,6 +133,10 @@ def run_rounds(
                 yield line
                 if over:
                     return
+        except RoundFailed as failed:
+            seconds = failed.record.seconds
+            writer.append_failure(_line(failed.record, experiment.layers, {}, [], upload, seconds))
+            raise
         finally:  # Ctrl-C loses no whole round: neither between two checkpoints nor once its line is written
             if after.round > whole.round and len(writer.history()) == after.round:
                 whole = after

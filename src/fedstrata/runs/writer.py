@@ -39,6 +39,10 @@ def make_directory(path: Path, recipe: Recipe, about: Mapping[str, Any], state: 
     """Make a new run directory; it appears complete or not at all."""
     if path.resolve() == Path.cwd():  # it is moved into place whole, which would pull the ground away
         raise RunDirectoryError(f"{path} is the folder you are in; choose another --out")
+    content, run = recipe.to_toml().encode(), secrets.token_hex(8)
+    identity = {"format": RUN_FORMAT, "id": run, "recipe_sha256": sha256(content), "arithmetic": determinism.ARITHMETIC}
+    info = _json(identity | {"versions": environment.versions(), **about})
+    formats.read_about(json.loads(info), path / "run.json", "cannot be written")  # what nobody could read
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent, WHILE_WRITING):  # another process may be about to make one of the same name
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -47,15 +51,7 @@ def make_directory(path: Path, recipe: Recipe, about: Mapping[str, Any], state: 
         shutil.rmtree(fresh, ignore_errors=True)
         for folder in (fresh, fresh / "layers", fresh / "checkpoints"):
             folder.mkdir()
-        files, content, run = Folder(fresh), recipe.to_toml().encode(), secrets.token_hex(8)
-        identity = {
-            "format": RUN_FORMAT,
-            "id": run,
-            "recipe_sha256": sha256(content),
-            "arithmetic": determinism.ARITHMETIC,
-        }
-        info = _json(identity | {"versions": environment.versions(), **about})
-        formats.read_about(json.loads(info), path / "run.json", "cannot be written")
+        files = Folder(fresh)
         files.write("run.json", info)
         files.write("recipe.toml", content)
         files.write("history.jsonl", b"")
@@ -120,6 +116,11 @@ class RunWriter(RunDirectory):
         read = formats.read_line(content, line["round"], self.about, self.path / "history.jsonl")
         self.files.append_line("history.jsonl", content)
         return read
+
+    def append_failure(self, line: Mapping[str, Any]) -> None:
+        """Add the line of a round that failed: the history has whole rounds only."""
+        before = self.files.read("failed.jsonl") if self.files.has("failed.jsonl") else b""
+        self.files.write("failed.jsonl", before + _line(self.id, line))
 
     def store_checkpoint(self, state: ServerState) -> None:
         """Write the server's state, and forget all but the last ones."""

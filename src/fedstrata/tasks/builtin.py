@@ -170,14 +170,17 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (share @ values.square() - mean.square()).sqrt()
 
 
+_TOO_MUCH = "needs more memory than there is"
+
+
 def _partition(config: TaskConfig, labels: np.ndarray, seed: int) -> Partition:
     name, scheme = config.partition.get("name"), config.built_partition
     try:
         partition = scheme.split(labels, rng.generator(seed, "partition"))
     except BadValue as error:
         raise RecipeError(f"task.partition.{error.field}", error.value, error.problem) from None
-    except ValueError as error:
-        raise RecipeError("task.partition", name, str(error)) from None
+    except (ValueError, MemoryError) as error:
+        raise RecipeError("task.partition", name, str(error) or _TOO_MUCH) from None
     if not isinstance(partition, Partition):
         lists = [np.asarray(rows) for rows in partition]
         for client, rows in enumerate(lists):
@@ -212,7 +215,12 @@ def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: in
         try:
             model = factory(**given, **options)
         except (TypeError, ValueError) as error:
-            raise RecipeError("task.model", dict(table), str(error)) from None
+            reason, *_ = str(error).splitlines()  # of torch's, the rest is where it was raised
+            raise RecipeError("task.model", dict(table), reason) from None
+        except (RuntimeError, MemoryError) as error:
+            if name not in MODELS:  # a user wants to see where
+                raise
+            raise RecipeError("task.model", dict(table), _TOO_MUCH) from error
         if not isinstance(model, nn.Module):
             raise RecipeError("task.model.name", name, f"gave a {type(model).__name__}, not a torch.nn.Module")
         return model

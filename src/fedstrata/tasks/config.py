@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedstrata.core.checks import require
 from fedstrata.tasks.partitions import build_partition
@@ -17,12 +17,28 @@ NODES = "nodes"
 """What `task.dataset` says when each client's data is on its own node."""
 
 
+def _given(value: Any, field: str = "") -> Any:
+    """Refuse None in a table of options: a function may tell it from an option left out, and TOML cannot say it."""
+    require(value is not None, field, value, "is nothing that a recipe can say; leave it out")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _given(inner, f"{field}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _given(inner, field)
+    return value
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_given)]
+"""A table that is somebody else's to check: options of a rule, a model or a user's own function."""
+
+
 class NodesConfig(BaseModel):
     """The `[task.nodes]` table of a recipe: what every node's data looks like."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    clients: int = Field(ge=1, description="how many nodes there are")
+    clients: int = Field(ge=1, le=100_000_000, description="how many nodes there are")
     shape: list[int] = Field(min_length=1, description="of one input; of an image: channels, height, width")
     classes: int | list[str] = Field(description="how many there are, or their names")
     mean: list[float] | None = Field(
@@ -33,6 +49,8 @@ class NodesConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> NodesConfig:
         require(min(self.shape) >= 1, "shape", self.shape, "must be of numbers from 1")
+        if isinstance(self.classes, int):
+            require(self.classes <= 1_000_000, "classes", self.classes, "must be at most 1000000")
         names = self.class_names
         require(len(names) >= 2, "classes", self.classes, "must be at least 2")
         require(len(set(names)) == len(names), "classes", self.classes, "has a name twice")
@@ -59,13 +77,13 @@ class TaskConfig(BaseModel):
     )
     inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
     validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
-    partition: dict[str, Any] = Field(
+    partition: Options = Field(
         default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
     )
     nodes: NodesConfig | None = Field(None, description="what the clients' own data looks like, for dataset = nodes")
-    model: dict[str, Any] = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
+    model: Options = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
     function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of that function")
+    options: Options = Field(default_factory=dict, description="arguments of that function")
 
     @cached_property
     def built_partition(self) -> Any:

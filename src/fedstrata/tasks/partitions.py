@@ -376,9 +376,14 @@ def _offsets(sizes: Sequence[int] | Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
+_MOST = 100_000_000
+"""Clients, samples and classes beyond which nobody has the memory."""
+
+
 def _at_least(least: int, **fields: int) -> None:
     for field, value in fields.items():
         require(value >= least, field, value, f"must be at least {least}")
+        require(value <= _MOST, field, value, f"must be at most {_MOST}")
 
 
 def _positive(**fields: float) -> None:
