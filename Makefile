@@ -28,8 +28,9 @@ test: $(STAMP)  ## all tests but those of test-deployment
 test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not campaign"
 
-faults: $(STAMP)  ## 200 kills of workers over all kinds of runs, and of runs at every call that touches a file
+faults: $(STAMP)  ## campaigns: workers and runs killed at any moment, files of runs damaged in every way
 	$(BIN)/python tests/faults.py
+	$(BIN)/python tests/damage.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m campaign
 
 coverage: $(STAMP)  ## how much of the package `make test` runs, in processes of all kinds
