@@ -58,10 +58,10 @@ $(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt bench
 	-$(BENCH_BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-no-deps.txt
 	touch $(BENCH_STAMP)
 
-bench: $(BENCH_STAMP)  ## fedstrata and its peers on the same work, growth and overheads (BENCH="--data DIR …")
+bench: $(BENCH_STAMP)  ## whole runs, rounds, layers, overheads and growth, for hours (BENCH="--data DIR …")
 	$(BENCH_BIN)/python -m benchmarks.run $(BENCH)
 
-bench-quick: $(BENCH_STAMP)  ## three workloads on fedstrata, Flower, pfl and a plain loop, in under ten minutes
+bench-quick: $(BENCH_STAMP)  ## whole runs and rounds of three workloads, short, in under ten minutes
 	$(BENCH_BIN)/python -m benchmarks.run --quick $(BENCH)
 
 format: $(STAMP)  ## put the code into shape

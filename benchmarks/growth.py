@@ -58,6 +58,7 @@ def rounds(clients: int, cohort: int, data: Path | None) -> dict[str, Any]:
     recipe = {**WORKLOADS["flute-lr"].recipe}
     partition = {"name": "benchmarks.growth:draws", "clients": clients, "samples": 60}
     settings = {"training.rounds": ROUNDS, "training.clients_per_round": cohort, "task.partition": partition}
+    settings["record.layers"] = False
     experiment = build_experiment(load(recipe, settings=settings), data=data)
     loaded = time.perf_counter() - start
     seconds = []

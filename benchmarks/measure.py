@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,22 +44,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def busy(seconds: float = 0.5) -> float:
-    """The share of the machine that others are using right now; timings are worth little unless it is near 0."""
-
-    def counters() -> tuple[int, int]:
-        values = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-        return sum(values), values[3] + values[4]  # all, and idle or waiting for a disk
-
-    try:
-        all_before, idle_before = counters()
-        time.sleep(seconds)
-        all_after, idle_after = counters()
-    except OSError:
-        return 0.0
-    return 1 - (idle_after - idle_before) / max(1, all_after - all_before)
-
-
 def fastest(work: Callable[[], Any], repetitions: int = 7) -> float:
     """The best time of several: what the machine can do when nothing disturbs it."""
     work()
@@ -90,17 +73,18 @@ def copy_gbs(megabytes: int = 400) -> float:
     return 2 * source.numel() * 4 / fastest(lambda: target.copy_(source)) / 1e9
 
 
-def training_flops(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+def training_flops(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Any = nn.functional.cross_entropy) -> float:
     """Floating-point operations of one training step (forward and backward), per sample."""
     with FlopCounterMode(display=False) as counter:
-        nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    return float(counter.get_total_flops() / len(inputs))
+        loss(model(inputs), targets).backward()
+    return counter.get_total_flops() / len(inputs)
 
 
 def flops_per_round(work: Any, cohorts: Sequence[Sequence[int]]) -> float:
     """The mean over these rounds."""
     inputs, targets = work.client(cohorts[0][0])
     batch = work.training.batch_size
-    each = training_flops(work.model(), inputs[:batch], targets[:batch])
-    samples = statistics.mean(float(sum(work.sizes[client] for client in cohort)) for cohort in cohorts)
-    return each * samples * float(work.training.epochs)
+    each = training_flops(work.model(), inputs[:batch], targets[:batch], work.loss)
+    local = work.training
+    seen = [local.steps * batch if local.steps else local.epochs * size for size in work.sizes.tolist()]
+    return each * statistics.mean(float(sum(seen[client] for client in cohort)) for cohort in cohorts)

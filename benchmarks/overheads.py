@@ -1,4 +1,4 @@
-"""What an algorithm costs beyond FedAvg: one round of each in turn, in one process.
+"""What an algorithm costs beyond FedAvg: one round of each in turn, in one process, in seconds of the processor.
 
 python -m benchmarks.overheads cnn-10
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.turns import family_seconds
 from benchmarks.workloads import WARM_UP, WORKLOADS
 from fedstrata.core.fit import fit
 from fedstrata.recipes.experiment import build_experiment
-from fedstrata.recipes.schema import load
 from fedstrata.runs.engine import open_engine
 
 RECORDED = "fedavg, layers recorded"
@@ -37,17 +37,17 @@ def main() -> None:
     with ExitStack() as stack:
         runs = {}
         for name in names:
-            settings = {"training.rounds": options.rounds, "record.layers": name == RECORDED}
-            recipe = load(WORKLOADS[options.workload].recipe, algorithm=name.split(",")[0], settings=settings)
+            settings = (f"algorithm.name={name.split(',')[0]}", f"record.layers={str(name == RECORDED).lower()}")
+            recipe = WORKLOADS[options.workload].as_recipe(options.workload, options.rounds, settings)
             experiment = build_experiment(recipe, data=options.data)
             engine = stack.enter_context(open_engine(experiment))
             runs[name] = fit(experiment.first_state(), experiment.algorithm, engine, experiment.plan)
         for number in range(options.rounds):
             for name in names if number % 2 else names[::-1]:
-                start = time.perf_counter()
+                before = family_seconds(os.getpid())
                 next(runs[name])
-                seconds[name].append(time.perf_counter() - start)
-    print(json.dumps({name: values[WARM_UP:] for name, values in seconds.items()}))
+                seconds[name].append(family_seconds(os.getpid()) - before)
+    print(json.dumps({"seconds": {name: values[WARM_UP:] for name, values in seconds.items()}}))
 
 
 if __name__ == "__main__":

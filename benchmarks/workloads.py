@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks import problems
+from benchmarks.problems import Problem
 from fedstrata.clients.setup import build_model
 from fedstrata.recipes.experiment import Experiment, build_experiment
-from fedstrata.recipes.schema import load
+from fedstrata.recipes.schema import Recipe, load
+from fedstrata.tasks.metric import Metric
+from fedstrata.tasks.task import Samples, Task
 
 WARM_UP = 2
 """Rounds of a turn that are not timed: the first is start-up, the second fills the last caches."""
@@ -24,18 +28,54 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Workload:
-    """A setting to be timed: a recipe, and how many rounds a turn times after warming up."""
+    """A setting to be timed: a recipe, how many rounds a turn times after warming up, and how many a whole run has."""
 
     description: str
     recipe: dict[str, Any]
     rounds: int = 5
+    whole: int | None = None
+
+    def as_recipe(self, name: str, rounds: int, settings: tuple[str, ...] = ()) -> Recipe:
+        """As a user's recipe with so many rounds says it."""
+        recipe = {**self.recipe, "name": name, "training": {**self.recipe["training"], "rounds": rounds}}
+        return load(recipe, settings=settings)
 
 
 def _recipe(dataset: str, partition: dict[str, Any], model: dict[str, Any], **training: Any) -> dict[str, Any]:
     validation = training.pop("validation", 0)
     task = {"dataset": dataset, "partition": partition, "model": model, "validation": validation}
-    # The peers keep no per-layer record, so none is kept here; what it costs is among the overheads.
-    return {"task": task, "training": training, "record": {"layers": False}, "algorithm": {"name": "fedavg"}}
+    return {"task": task, "training": training, "algorithm": {"name": "fedavg"}}
+
+
+def _own(problem: str, options: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
+    task = {"function": f"benchmarks.workloads:{problem}", "options": options or {}}
+    return {"task": task, "training": training, "algorithm": {"name": "fedavg"}}
+
+
+def _task(problem: Problem, name: str) -> Task:
+    return Task(
+        model=problem.model,
+        clients=problem.clients,
+        evaluation={"test": problem.test},
+        loss=problem.loss,
+        metric=Metric("accuracy", problems.accuracy),
+        name=name,
+    )
+
+
+def gpt() -> Task:
+    """`problems.gpt` as a recipe's task."""
+    return _task(problems.gpt(), "gpt")
+
+
+def frozen() -> Task:
+    """`problems.frozen` as a recipe's task."""
+    return _task(problems.frozen(), "frozen")
+
+
+def deep(layers: int) -> Task:
+    """`problems.deep` as a recipe's task."""
+    return _task(problems.deep(layers), f"deep-{layers}")
 
 
 WORKLOADS = {
@@ -54,6 +94,7 @@ WORKLOADS = {
             momentum=0.9,
         ),
         rounds=8,
+        whole=50,
     ),
     "mlp-100": Workload(
         "FedLap's: MNIST, 100 clients with 2 shards of 300, 10 a round, MLP 784-200-10, E = 10, B = 10",
@@ -67,6 +108,7 @@ WORKLOADS = {
             lr=0.01,
             momentum=0.9,
         ),
+        whole=20,
     ),
     "cnn-10": Workload(
         "FedAdp's: MNIST, 5 IID and 5 one-class clients of 600, CNN with 582,026 parameters, E = 1, B = 32",
@@ -78,6 +120,7 @@ WORKLOADS = {
             batch_size=32,
             lr=0.01,
         ),
+        whole=6,
     ),
     "vgg9-50-reduced": Workload(
         "FedLDF's, reduced: CIFAR-10, 50 clients of 100, 20 a round, VGG-9 of width 16, E = 1, B = 20",
@@ -116,6 +159,27 @@ WORKLOADS = {
             lr=0.05,
         ),
     ),
+    "gpt": Workload(
+        "a causal decoder with 808,475 parameters, 16 clients with 64 lines of 64 letters, 8 a round, E = 1, B = 8",
+        _own("gpt", clients_per_round=8, batch_size=8, lr=0.1, momentum=0.9),
+        whole=6,
+    ),
+    "frozen": Workload(
+        "20 million frozen parameters and 20,500 trained ones, 50 clients of 200 texts, 10 a round, E = 2, B = 20",
+        _own("frozen", clients_per_round=10, epochs=2, batch_size=20, lr=0.1),
+        whole=10,
+    ),
+}
+PEERLESS = ("gpt", "frozen")
+"""Timed against loops only."""
+LAYERS = {
+    f"layers-{layers}-steps-{steps}": Workload(
+        f"a million parameters in {layers:,} layers, 10 clients, 5 a round, {steps} steps of 32 samples",
+        _own("deep", {"layers": layers}, clients_per_round=5, steps=steps, batch_size=32, lr=0.2),
+        rounds=3,
+    )
+    for layers in (10, 100, 1000)
+    for steps in (2, 10)
 }
 QUICK = ("logreg-250", "mlp-100", "cnn-10")
 
@@ -129,14 +193,23 @@ class Work:
     @classmethod
     def load(cls, name: str, rounds: int, data: str | None = None, settings: tuple[str, ...] = ()) -> Work:
         """Read the data and cut it into clients."""
-        recipe = {**WORKLOADS[name].recipe, "name": name}
-        recipe["training"] = {**recipe["training"], "rounds": rounds}
-        return cls(build_experiment(load(recipe, settings=settings), data=Path(data) if data else None))
+        recipe = (WORKLOADS | LAYERS)[name].as_recipe(name, rounds, settings)
+        return cls(build_experiment(recipe, data=Path(data) if data else None))
 
     @property
     def training(self) -> Any:
         """Epochs, batch size, learning rate, momentum, …"""
         return self.experiment.recipe.training
+
+    @property
+    def local(self) -> dict[str, Any]:
+        """What `loop.train_locally` needs of it."""
+        return self.training.model_dump(include={"lr", "momentum", "batch_size", "epochs", "steps"})
+
+    @property
+    def loss(self) -> Any:
+        """What is minimised."""
+        return self.experiment.task.loss
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -155,52 +228,33 @@ class Work:
 
     def client(self, index: int) -> tuple[Tensor, Tensor]:
         """A client's inputs and targets."""
-        shard = self.experiment.task.clients[index]
-        rows = torch.from_numpy(shard.rows)
-        return shard.inputs[rows], shard.targets[rows]
+        return _tensors(self.experiment.task.client(index))
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
         """On the test set. BatchNorm uses each batch's statistics: not every peer averages the running ones."""
-        test = self.experiment.task.evaluation["test"]
+        inputs, targets = _tensors(self.experiment.task.server_data("test"))
         model.eval()
         for module in model.modules():
             module.train(isinstance(module, nn.BatchNorm2d))
-        right = sum(
-            int((model(x).argmax(1) == y).sum())
-            for x, y in zip(test.inputs.split(1000), test.targets.split(1000), strict=True)
-        )
-        return right / len(test.targets)
+        right = 0.0
+        for x, y in zip(inputs.split(1000), targets.split(1000), strict=True):
+            right += float(self.experiment.task.metric.function(model(x), y)) * len(y)
+        return right / len(targets)
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Shuffled mini-batches of one client's data, anew in every epoch; the last may be short."""
-
-    inputs: Tensor
-    targets: Tensor
-    size: int
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for at in torch.split(torch.randperm(len(self.inputs)), self.size):
-            yield self.inputs[at], self.targets[at]
-
-
-def train_locally(model: nn.Module, inputs: Tensor, targets: Tensor, training: Any) -> None:
-    """The obvious PyTorch loop of one client."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum)
-    model.train()
-    for _ in range(training.epochs):
-        for x, y in Batches(inputs, targets, training.batch_size):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+def _tensors(data: Any) -> tuple[Tensor, Tensor]:
+    assert isinstance(data, Samples)
+    if data.rows is None:
+        return data.inputs, data.targets
+    rows = torch.from_numpy(data.rows)
+    return data.inputs[rows], data.targets[rows]
 
 
 def arguments(*extra: str) -> argparse.Namespace:
     """The command line of every system's script; `extra` are options of its own, with an integer each."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("workload", choices=WORKLOADS | LAYERS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the peers' batches")
     parser.add_argument("--data", default=None)
@@ -212,13 +266,20 @@ def arguments(*extra: str) -> argparse.Namespace:
 
 
 def report(**line: Any) -> None:
-    """A line for the harness."""
+    """A line for the harness, which says when it has looked at its clocks."""
     print(json.dumps(line), flush=True)
+    if not sys.stdin.isatty():
+        sys.stdin.readline()
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """All that is not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def finish(work: Work, model: nn.Module, options: argparse.Namespace) -> None:
     """The test accuracy for the harness, and how far the weights moved, for its check that all did the same work."""
-    moved = nn.utils.parameters_to_vector(model.parameters()) - nn.utils.parameters_to_vector(work.model().parameters())
+    after, before = (nn.utils.parameters_to_vector(trained(which)) for which in (model, work.model()))
     if options.weights:
-        np.save(options.weights, moved.detach().numpy())
+        np.save(options.weights, (after - before).detach().numpy())
     report(accuracy=work.accuracy(model))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import MagicMock
@@ -20,11 +22,24 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils import Aggregators, SerializationTool
 
-from benchmarks.workloads import Batches, Work, arguments, finish, report
+from benchmarks.loop import batches
+from benchmarks.workloads import Work, arguments, finish, report
+
+
+@dataclass(frozen=True)
+class Batches:
+    """One client's, in another order whenever they are gone through; quicker than a DataLoader."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    size: int
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return batches(self.inputs, self.targets, self.size)
 
 
 class Data:
-    """What FedLab asks of a data set; our batches are quicker than a DataLoader."""
+    """What FedLab asks of a data set."""
 
     def __init__(self, work: Work) -> None:
         self.work = work

@@ -1,8 +1,10 @@
-"""fedstrata itself, as a recipe runs it: all cores, no per-layer record."""
+"""fedstrata itself, as a recipe runs it, with the settings that `--set` gives."""
 
 from __future__ import annotations
 
 import time
+
+import torch
 
 from benchmarks.workloads import Work, arguments, finish, report
 from fedstrata.core.fit import fit
@@ -11,7 +13,8 @@ from fedstrata.runs.engine import open_engine
 
 def main() -> None:
     """Run the workload."""
-    options = arguments()
+    options = arguments("--threads")
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     work = Work.load(options.workload, options.rounds, options.data, tuple(options.set))
     experiment = work.experiment
     state = experiment.first_state()

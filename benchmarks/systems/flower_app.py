@@ -9,7 +9,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from benchmarks.workloads import Work, train_locally
+from benchmarks.loop import train_locally
+from benchmarks.workloads import Work
 
 app = ClientApp()
 
@@ -29,7 +30,7 @@ def train(message: Message, context: Context) -> Message:
     work, model = loaded(config["workload"], config["data"])
     model.load_state_dict(arrays.to_torch_state_dict())
     inputs, targets = work.client(config["client"])
-    train_locally(model, inputs, targets, work.training)
+    train_locally(model, work.loss, inputs, targets, **work.local)
     content = RecordDict(
         {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(inputs)})}
     )

@@ -1,4 +1,4 @@
-"""The loop anybody would write: one process, PyTorch's default threads, one client after the other."""
+"""The loop that whole runs are compared with, by the round: one process, one client after the other."""
 
 from __future__ import annotations
 
@@ -6,30 +6,24 @@ import time
 
 import torch
 
-from benchmarks.workloads import Work, arguments, finish, report, train_locally
+from benchmarks.loop import Federation
+from benchmarks.workloads import Work, arguments, finish, report
 
 
 def main() -> None:
     """Run the workload."""
-    options = arguments()
+    options = arguments("--threads")
+    torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.manual_seed(options.seed)
     work = Work.load(options.workload, options.rounds, options.data)
-    model = work.model()
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    clients = {client: work.client(client) for cohort in work.cohorts for client in cohort}
+    federation = Federation(work.model(), work.loss, work.local)
     for number, cohort in enumerate(work.cohorts, start=1):
         start = time.perf_counter()
-        total = sum(work.sizes[client] for client in cohort)
-        mean = {name: torch.zeros_like(value) for name, value in weights.items() if value.is_floating_point()}
-        for client in cohort:
-            model.load_state_dict(weights)
-            train_locally(model, *work.client(client), work.training)
-            state = model.state_dict()
-            for name, value in mean.items():
-                value.add_(state[name], alpha=float(work.sizes[client] / total))
-        weights.update(mean)
+        federation.round([clients[client] for client in cohort])
         report(round=number, seconds=time.perf_counter() - start)
-    model.load_state_dict(weights)
-    finish(work, model, options)
+    federation.load()
+    finish(work, federation.model, options)
 
 
 if __name__ == "__main__":
