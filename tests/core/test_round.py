@@ -89,9 +89,7 @@ def test_a_client_whose_data_raises(error: Exception) -> None:
     text = " ".join(str(error).split())
     first, second, third = words(record)
     assert (first, third) == ("ok", "ok")
-    assert re.fullmatch(
-        rf"failed: {type(error).__name__}{': ' + text if text else ''} \(math.py, line \d+\)", second
-    )
+    assert re.fullmatch(rf"failed: {type(error).__name__}{': ' + text if text else ''} \(math.py, line \d+\)", second)
     assert not torch.equal(states[1].model, states[0].model)
     assert np.isnan(record.losses).tolist() == [False, True, False]
     assert np.isfinite(record.train_loss)
