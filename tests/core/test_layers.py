@@ -28,11 +28,11 @@ def check_layout(layers: Layers) -> None:
     at = unit = 0
     for layer in layers.layers:
         assert (layer.start, layer.first_unit) == (at, unit)
-        assert layer.start < layer.measured <= layer.stop
+        assert layer.start < layer.trainable_stop <= layer.stop
         covered = set()
         for entry in layer.entries:
             assert entry.start == at
-            assert entry.trainable == (entry.start < layer.measured)
+            assert entry.trainable == (entry.start < layer.trainable_stop)
             assert entry.units == (entry.shape[0] if entry.shape else 1)
             assert layer.first_unit <= entry.first_unit <= entry.first_unit + entry.units <= layer.last_unit
             covered |= set(range(entry.first_unit, entry.first_unit + entry.units))
@@ -504,9 +504,13 @@ def test_arrays_are_grouped_by_prefix_or_singly(named: dict[str, tuple[int, ...]
 def test_named_buffers_ride_along() -> None:
     """By PyTorch's names, or by patterns, which take their place; a layer of index names has nothing before it."""
     named = {"0": (4, 2), "1": (2,), "2": (2,), "bn.running_mean": (2,)}
-    assert [(la.name, la.stop - la.measured) for la in Layers.of_shapes(named).layers] == [("0", 0), ("1", 0), ("2", 2)]
+    assert [(la.name, la.stop - la.trainable_stop) for la in Layers.of_shapes(named).layers] == [
+        ("0", 0),
+        ("1", 0),
+        ("2", 2),
+    ]
     found = Layers.of_shapes(named, buffers=["1", "2"]).layers
-    assert [(layer.name, layer.stop - layer.measured) for layer in found] == [("0", 4), ("bn", 0)]
+    assert [(layer.name, layer.stop - layer.trainable_stop) for layer in found] == [("0", 4), ("bn", 0)]
     with pytest.raises(RecipeError, match=r"buffers = '3': matches no array"):
         Layers.of_shapes(named, buffers=["3"])
 

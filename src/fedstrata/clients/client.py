@@ -21,7 +21,7 @@ from fedstrata.clients.modules import CleanModule, same_bits
 from fedstrata.clients.setup import Setup
 from fedstrata.clients.trainers.local import AutogradSteps, own_copy, train
 from fedstrata.clients.trainers.perceptron import PerceptronSteps, as_perceptron
-from fedstrata.clients.trainers.schedule import Schedule, schedule
+from fedstrata.clients.trainers.schedule import Schedule, draw_schedule
 from fedstrata.core import rng
 from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
 from fedstrata.core.determinism import steady
@@ -115,15 +115,15 @@ class Client:
 
     def _train(self, order: Order, data: Data, buffer: Tensor | None, by_kernel: bool = False) -> Reply:
         assert order.model is not None
-        plan = schedule(len(data), order, self.setup.training, self.setup.seed)
-        flat, loss, stiffness = self._trained(order, data, plan, by_kernel)
+        schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed)
+        flat, loss, stiffness = self._trained(order, data, schedule, by_kernel)
         update = self._difference(flat, order.model.to(self.device))
         return self._reply(order, len(data), self._kept_in(buffer, update), loss, stiffness)
 
     def _trained(
-        self, order: Order, data: Data, plan: Schedule, by_kernel: bool = False
+        self, order: Order, data: Data, schedule: Schedule, by_kernel: bool = False
     ) -> tuple[Tensor, float, Tensor | None]:
-        """The weights after the plan's steps, the mean task loss, and the stiffness in the end."""
+        """The weights after the schedule's steps, the mean task loss, and the stiffness in the end."""
         assert order.model is not None
         setup, anchor = self.setup, order.model.to(self.device)
         flat = anchor.clone()
@@ -131,10 +131,10 @@ class Client:
             assert self._network is not None
             assert isinstance(data, Samples)
             with torch.no_grad():
-                steps = PerceptronSteps(setup, self._network, data, plan, flat, order.round)
-                return flat, *train(setup, order, plan, steps, anchor)
-        by_autograd = AutogradSteps(setup, self._module.fresh(anchor), data, plan, order.round)
-        loss, stiffness = train(setup, order, plan, by_autograd, anchor)
+                steps = PerceptronSteps(setup, self._network, data, schedule, flat, order.round)
+                return flat, *train(setup, order, schedule, steps, anchor)
+        by_autograd = AutogradSteps(setup, self._module.fresh(anchor), data, schedule, order.round)
+        loss, stiffness = train(setup, order, schedule, by_autograd, anchor)
         self._module.read(flat)
         return flat, loss, stiffness
 
@@ -187,13 +187,13 @@ class Client:
 
         What cannot be read or trained is the client's own failure, and is left to the order itself.
         """
-        plan = schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
+        schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
         try:
             stays = isinstance(data, NestedSamples) or order.client in self._read_twice
-            batches = [] if stays else [self._batch(order, data, plan) for _ in range(2)]
+            batches = [] if stays else [self._batch(order, data, schedule) for _ in range(2)]
             flats = []
             for _ in range(0 if self._has_rehearsed else 2):
-                flats.append(self._in_any_layout(order, lambda: self._trained(order, data, plan)[0]))
+                flats.append(self._in_any_layout(order, lambda: self._trained(order, data, schedule)[0]))
             lost = self._module.lost() if flats else None
         except ModelError:
             raise
@@ -212,9 +212,9 @@ class Client:
         self._has_rehearsed = True
         self._read_twice.add(order.client)
 
-    def _batch(self, order: Order, data: Data, plan: Schedule) -> tuple[Any, Any]:
+    def _batch(self, order: Order, data: Data, schedule: Schedule) -> tuple[Any, Any]:
         with self._random_scope(order):
-            return data.batch(plan.batch(0))
+            return data.batch(schedule.batch(0))
 
     def _must_repeat(self, problem: str) -> None:
         if self.device.type == "cpu":

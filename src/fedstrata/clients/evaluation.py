@@ -1,6 +1,6 @@
 """Measuring a model: on the server's data sets, on the clients' own held-out data, or both.
 
-Evaluation is an order like any other, so it goes through the engine, and every engine gives the same figures.
+Evaluation is an order like any other, so it goes through the engine, and every engine gives the same results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedstrata.tasks.task import Task
 PART = 2000
 """Samples in one order on the server's data: small enough for workers to share a data set, the same on every engine."""
 
-Figures = dict[str, dict[str, float]]
+Results = dict[str, dict[str, float]]
 """Per data set: loss, the metric, samples; for clients also the spread over them."""
 
 Unmeasured = list[tuple[int, Status]]
@@ -36,11 +36,11 @@ def evaluate(
     seed: int,
     clients: int | None = None,
     attempt: int = 0,
-) -> tuple[Figures, Unmeasured]:
+) -> tuple[Results, Unmeasured]:
     """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
 
     `attempt` is the round's own: a node refuses orders of earlier ones. Clients that do not answer, or nonsense, end
-    nothing; without any other there are no figures of clients. If everyone who could be asked was, and failed, the
+    nothing; without any other there are no results of clients. If everyone who could be asked was, and failed, the
     mistake would be repeated.
     """
     orders: dict[str, list[Order]] = {}
@@ -54,7 +54,7 @@ def evaluate(
                 Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts))
                 for part in range(parts)
             ]
-    figures: Figures = {}
+    results: Results = {}
     unmeasured: Unmeasured = []
     for name, asked in orders.items():
         samples = task.held_out_sizes() if name == "clients" else None
@@ -65,12 +65,12 @@ def evaluate(
             reason = str(missing[0][1]) if missing else "nobody has any sample"
             raise FedstrataError(f"evaluation on {name} in round {round}: {reason}")
         if good:
-            figures[name] = _combine(good, task.metric.name)
+            results[name] = _combine(good, task.metric.name)
         if name == "clients":
             unmeasured = missing
             if good:
-                figures[name] |= _spread(good, task.metric.name) | {"failed": float(len(missing))}
-    return figures, unmeasured
+                results[name] |= _spread(good, task.metric.name) | {"failed": float(len(missing))}
+    return results, unmeasured
 
 
 def _collect(

@@ -59,7 +59,7 @@ class Cohort:
         return [
             (at, first, last)
             for at, layer in enumerate(self.layers.layers)
-            for first, last in cut(layer.start, layer.measured, width)
+            for first, last in cut(layer.start, layer.trainable_stop, width)
         ]
 
     def blocks(self, pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int, Tensor]]:

@@ -71,12 +71,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: `start:measured` of the flat vector is trainable, `measured:stop` rides along."""
+    """One layer: `start:trainable_stop` of the flat vector is trainable, `trainable_stop:stop` rides along."""
 
     name: str
     entries: tuple[Entry, ...]
     start: int
-    measured: int
+    trainable_stop: int
     stop: int
     first_unit: int
     last_unit: int
@@ -181,7 +181,7 @@ class Layers:
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each layer's trainable part, float64 [L]."""
-        return torch.stack([_norm(flat[layer.start : layer.measured]) for layer in self.layers])
+        return torch.stack([_norm(flat[layer.start : layer.trainable_stop]) for layer in self.layers])
 
 
 _CHUNK = 1 << 18
@@ -363,7 +363,7 @@ def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
             unit_starts[item.module, rows] = unit_of_rows[rows] = unit
             placed.append((item, unit, rows))
         placed.sort(key=lambda place: not place[0].trainable)  # stable: the trainable ones first
-        measured = start
+        trainable_stop = start
         for item, unit, rows in placed:
             stop = offset + math.prod(item.tensor.shape)
             shape = tuple(item.tensor.shape)
@@ -371,6 +371,6 @@ def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
             entries.append(place)
             offset = stop
             if item.trainable:
-                measured = stop
-        layers.append(Layer(layer_name, tuple(entries), start, measured, offset, first_unit, unit_offset))
+                trainable_stop = stop
+        layers.append(Layer(layer_name, tuple(entries), start, trainable_stop, offset, first_unit, unit_offset))
     return Layers(tuple(layers), next(iter(groups.values()))[0].tensor.dtype)

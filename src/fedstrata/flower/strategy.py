@@ -58,7 +58,7 @@ class Strategy(FedAvg):
     min_replies
         With fewer usable replies the round changes nothing.
     record
-        Whether `records` keeps the figures per node and layer.
+        Whether `records` keeps the numbers per node and layer.
     seed
         For selections that draw layers or clients at random.
     checkpoint

@@ -133,7 +133,7 @@ class Experiment:
                 {
                     "name": layer.name,
                     "tensors": [entry.name for entry in layer.entries],
-                    "trainable": layer.measured - layer.start,
+                    "trainable": layer.trainable_stop - layer.start,
                     "numbers": layer.numel,
                     "units": layer.units,
                     "bytes": layer.numel * self.layers.itemsize,

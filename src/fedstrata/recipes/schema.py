@@ -168,7 +168,7 @@ class Record(BaseModel):
 
     model_config = _STRICT
 
-    layers: bool = Field(True, description="keep every round's figures per client and layer")
+    layers: bool = Field(True, description="keep every round's numbers per client and layer")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
 
 

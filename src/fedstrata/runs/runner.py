@@ -17,7 +17,7 @@ from typing import Any
 
 from fedstrata.algorithms import to_table
 from fedstrata.clients import evaluation
-from fedstrata.clients.evaluation import Figures, Unmeasured
+from fedstrata.clients.evaluation import Results, Unmeasured
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
@@ -107,7 +107,7 @@ def run_rounds(
         try:
             for after, record in fit(whole, experiment.algorithm, engine, experiment.plan):
                 started = time.perf_counter()
-                metrics: Figures = {}
+                metrics: Results = {}
                 unmeasured: Unmeasured = []
                 if record.round % config.every == 0 or record.round == experiment.recipe.training.rounds:
                     metrics, unmeasured = evaluation.evaluate(
@@ -234,7 +234,7 @@ def default_directory(recipe: Recipe) -> Path:
 def _line(
     record: RoundRecord,
     layers: Layers,
-    metrics: Figures,
+    metrics: Results,
     unmeasured: Unmeasured,
     upload_total: int,
     seconds: float,

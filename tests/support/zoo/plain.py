@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
-from fedstrata.clients.trainers.schedule import schedule
+from fedstrata.clients.trainers.schedule import draw_schedule
 from fedstrata.core import rng
 from fedstrata.core.messages import Order
 from fedstrata.recipes.schema import Training
@@ -55,7 +55,7 @@ def plain(animal: Animal) -> Expected:
             model = load_values(build(animal, dtype), values)
             order = Order("train", number, 0, client, work=training.local.full_work)
             with rng.global_scope(SEED, "train", round=number, client=client):
-                plan = schedule(sizes[client], order, training.local, SEED)
+                plan = draw_schedule(sizes[client], order, training.local, SEED)
                 losses.append(train(animal, model, data, [plan.batch(at) for at in range(len(plan))], training, dtype))
             trained.append(read(model, names))
         shares = [size / sum(sizes) for size in sizes]

@@ -44,13 +44,13 @@ class Steps(Protocol):
         ...
 
 
-def train(setup: Setup, order: Order, plan: Schedule, steps: Steps, anchor: Tensor) -> tuple[float, Tensor | None]:
-    """Take the steps of the plan; return the mean task loss, and the stiffness in the end, if it is recorded."""
+def train(setup: Setup, order: Order, schedule: Schedule, steps: Steps, anchor: Tensor) -> tuple[float, Tensor | None]:
+    """Take the steps of the schedule; return the mean task loss, and the stiffness in the end, if it is recorded."""
     anchors = setup.layers.views(anchor, trainable_only=True)
     spring = Spring(setup.objective, order.objective_state, setup.layers, steps.weights, anchors)
     stays = setup.objective.refresh == "round"
-    for step in range(len(plan)):
-        if not (stays and step) and is_due(setup.objective, plan.opens_epoch(step), first_of_round=step == 0):
+    for step in range(len(schedule)):
+        if not (stays and step) and is_due(setup.objective, schedule.opens_epoch(step), first_of_round=step == 0):
             spring.refresh()
         steps.take(step, spring)
     stiffness = mean_per_layer(spring.stiffness, setup.layers) if setup.record else None
@@ -60,8 +60,8 @@ def train(setup: Setup, order: Order, plan: Schedule, steps: Steps, anchor: Tens
 class AutogradSteps:
     """With autograd and torch's optimisers, for any model."""
 
-    def __init__(self, setup: Setup, model: nn.Module, data: Data, plan: Schedule, round: int) -> None:
-        self.setup, self.model, self.data, self.plan = setup, model, data, plan
+    def __init__(self, setup: Setup, model: nn.Module, data: Data, schedule: Schedule, round: int) -> None:
+        self.setup, self.model, self.data, self.schedule = setup, model, data, schedule
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.task_loss = own_copy(setup.task.loss)
         model.train()
@@ -70,7 +70,7 @@ class AutogradSteps:
 
     def take(self, step: int, spring: Spring) -> None:
         """Forward, backward, pull, move."""
-        indices = self.plan.batch(step)
+        indices = self.schedule.batch(step)
         inputs, targets = self.setup.to_device(self.data.batch(indices))
         self.optimizer.zero_grad()
         loss = self.task_loss(self.model(inputs), targets)

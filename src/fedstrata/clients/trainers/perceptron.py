@@ -89,7 +89,7 @@ class PerceptronSteps:
     """A client's steps by the kernel, on its flat weights in place."""
 
     def __init__(
-        self, setup: Setup, network: Perceptron, data: Samples, plan: Schedule, flat: Tensor, round: int
+        self, setup: Setup, network: Perceptron, data: Samples, schedule: Schedule, flat: Tensor, round: int
     ) -> None:
         training, self.layers = setup.training, setup.layers
         self.flat, self.gradients = flat, torch.zeros_like(flat)
@@ -109,8 +109,8 @@ class PerceptronSteps:
         self.chain = [_Link(*pair, flat, self.gradients) for pair in zip(before, network.chain, strict=False)]
         self.hidden, self.backwards = self.chain[:-1], self.chain[::-1]
         own = torch.arange(len(data)) if data.rows is None else torch.from_numpy(data.rows)
-        self.inputs, self.plan, self.step = data.inputs.flatten(1), plan, 0
-        positions = torch.from_numpy(plan.positions)
+        self.inputs, self.schedule, self.step = data.inputs.flatten(1), schedule, 0
+        positions = torch.from_numpy(schedule.positions)
         is_sample = positions >= 0
         self.rows = own[positions.clamp(min=0)]  # where a batch is short, some sample that does not count
         scale = is_sample.double() / is_sample.sum(1, keepdim=True).clamp(min=1)
@@ -184,7 +184,7 @@ class PerceptronSteps:
     def _gather(self, step: int) -> _Block:
         """The next steps' batches."""
         self._close()
-        until = min(step + self.ahead, len(self.plan))
+        until = min(step + self.ahead, len(self.schedule))
         rows, scale = self.rows[step:until], self.scale[step:until]
         inputs = self.inputs.index_select(0, rows.reshape(-1)).view(*rows.shape, -1).to(self.flat.dtype)
         is_class = self.labels[step:until].unsqueeze(1) == self.classes

@@ -35,7 +35,7 @@ class Schedule:
         return step % self.steps_per_epoch == 0
 
 
-def schedule(samples: int, order: Order, training: LocalTraining, seed: int) -> Schedule:
+def draw_schedule(samples: int, order: Order, training: LocalTraining, seed: int) -> Schedule:
     """`work` epochs, each in an order of its own, or as many of them as hold `work` steps."""
     generator = rng.generator(seed, "batches", round=order.round, attempt=order.attempt, client=order.client)
     size = min(training.batch_size, max(1, samples))

@@ -57,5 +57,5 @@ def mean_per_layer(stiffness: Tensors, layers: Layers) -> Tensor:
         for entry in layer.entries:
             if entry.name in stiffness:
                 means[at] += float(stiffness[entry.name].detach().double().mean()) * (entry.stop - entry.start)
-        means[at] /= max(1, layer.measured - layer.start)
+        means[at] /= max(1, layer.trainable_stop - layer.start)
     return means
