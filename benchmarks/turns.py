@@ -87,8 +87,9 @@ class Turn:
         timer = threading.Timer(TIMEOUT, os.killpg, (self.process.pid, signal.SIGTERM))
         timer.start()
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            on_line(line)
+        with self.process.stdout:
+            for line in self.process.stdout:
+                on_line(line)
         code = self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()

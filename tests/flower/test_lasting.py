@@ -129,9 +129,12 @@ def test_a_model_that_overflows_stays_as_it_was() -> None:
     """Six nodes send the largest float32. A sixth of it, rounded up, six times, is larger: nobody is to blame."""
     most = float(np.finfo(np.float32).max)
     nodes = nodes_that_send({node: [most, 0] for node in range(1, 7)}, np.float32)
-    strategy, new = started(algorithms.fedavg(), nodes, [0, 1], np.float32)
+    strategy = Strategy(algorithms.fedavg(), fraction_evaluate=0.0)
+    first = ArrayRecord({"w": Array(np.array([0, 1], np.float32))})
+    result = strategy.start(nodes, first, num_rounds=1, timeout=1)
     assert [status.kind for status in strategy.records[0].status] == ["ok"] * 6
-    assert new.tolist() == [0, 1]
+    assert "w" not in result.arrays, "Flower is told of no new model"
+    assert strategy.server.arrays()["w"].tolist() == [0, 1]
 
 
 def test_fedldfs_n_is_a_fifth_of_the_nodes_that_are_there() -> None:

@@ -484,7 +484,7 @@ def test_own_layers_and_buffers() -> None:
         ({}, [np.ones(2, complex)], "arrays.0 = 'complex128': must be float16"),
         ({"layers": "rows"}, [np.ones(2)], "layers.grouping = 'rows'"),
         ({"layers": {"a": ["1"]}}, [np.ones(2), np.ones(2)], "belongs to no layer"),
-        ({}, [np.array([math.nan])], "'the global model': 0 is not finite"),
+        ({}, [np.array([math.nan])], "the global model: 0 is not finite"),
     ],
 )
 def test_arrays_that_cannot_be_grouped(options: Any, arrays: Any, reason: str) -> None:

@@ -408,8 +408,8 @@ def test_a_run_of_version_0_1_is_shown_and_not_resumed(
     assert [line["upload_total"] for line in old.history()] == [6424, 12840, 19256]
     assert [line["lost"] for line in old.history()] == [
         [],
-        [{"client": 0, "kind": "dropped out", "why": "dropped out"}],
-        [{"client": 1, "kind": "dropped out", "why": "dropped out"}],
+        [{"client": 0, "kind": "dropped out", "reason": "", "why": "dropped out"}],
+        [{"client": 1, "kind": "dropped out", "reason": "", "why": "dropped out"}],
     ]
     assert old.layers(2)["mask"].sum(0).tolist() == [1, 1]  # FedLDF's n
     assert old.finished()
