@@ -35,7 +35,6 @@ from fedstrata.core.messages import (
     Answer,
     Order,
     Reply,
-    Status,
     keep_layers,
     keep_units,
     layers_with_units,
@@ -44,6 +43,7 @@ from fedstrata.core.packing import Arrays, Packing, kinds_of
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState, grown, initial_state
+from fedstrata.core.status import Status
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole
 

@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 import fedstrata
 from fedstrata.core.errors import FedstrataError, RunDirectoryError
-from fedstrata.core.messages import Status
 from fedstrata.core.record import RoundFailed
+from fedstrata.core.status import Status
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task

@@ -18,7 +18,8 @@ from fedstrata.clients.client import IMAGES, Client
 from fedstrata.clients.evaluation import PART, evaluate
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import FedstrataError, RecipeError
-from fedstrata.core.messages import Reply, Status
+from fedstrata.core.messages import Reply
+from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.runs.engine import open_engine

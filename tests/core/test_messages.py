@@ -19,17 +19,8 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import ReplyError
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import (
-    MOST_SAMPLES,
-    Order,
-    Reply,
-    Status,
-    StatusKind,
-    check_reply,
-    is_finite,
-    judge,
-    layers_with_units,
-)
+from fedstrata.core.messages import MOST_SAMPLES, Order, Reply, check_reply, is_finite, judge, layers_with_units
+from fedstrata.core.status import Status, StatusKind
 from fedstrata.objectives import AdaptiveMu, Plain
 from fedstrata.recipes.schema import Training
 from fedstrata.selections import FedLDF, NeuronPruning, RandomClients, RandomLayers

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.fit import fit
-from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.record import RoundFailed
 from fedstrata.core.round import Participants, Round, Terms, play
+from fedstrata.core.status import Status
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
 from fedstrata.recipes.schema import Training

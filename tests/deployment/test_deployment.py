@@ -23,7 +23,7 @@ import tomli_w
 from pyarrow import parquet
 
 import fedstrata
-from fedstrata.core.messages import Status
+from fedstrata.core.status import Status
 from fedstrata.deployment import credentials
 from fedstrata.runs.reader import Run
 from tests.support import node_data, own_data, secretive

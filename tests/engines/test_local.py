@@ -21,7 +21,8 @@ import fedstrata
 from fedstrata.clients.client import Client
 from fedstrata.core import rng
 from fedstrata.core.errors import ModelError
-from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.messages import Answer, Order, Reply
+from fedstrata.core.status import Status
 from fedstrata.engines import local
 from fedstrata.engines.local import LocalEngine, available_workers
 from fedstrata.recipes.experiment import Experiment, build_experiment

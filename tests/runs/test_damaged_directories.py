@@ -17,9 +17,8 @@ from torch import nn
 
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
-from fedstrata.core.messages import Status, StatusKind
+from fedstrata.core.status import Status, StatusKind
 from fedstrata.runs import formats
-from fedstrata.runs.formats import Kind
 from fedstrata.runs.reader import Run
 from fedstrata.tasks.task import Task
 from tests import damage
@@ -159,12 +158,7 @@ def test_why_a_client_was_lost(why: str, kind: str, reason: str, tmp_path: Path)
     assert told(tmp_path, {"client": 3, "kind": kind, "reason": reason}) == [expected]
 
 
-def test_the_kinds_are_those_of_the_round() -> None:
-    """Which a reader names itself, as it does not import what computes."""
-    assert get_args(Kind) == get_args(StatusKind)
-
-
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", get_args(StatusKind))
 def test_the_kind_and_the_reason_that_a_client_was_lost(kind: str, tmp_path: Path) -> None:
     found = told(
         tmp_path, {"client": 3, "kind": kind, "reason": ""}, {"client": 4, "kind": kind, "reason": "a", "attempt": 2}

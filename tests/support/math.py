@@ -18,9 +18,10 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.fit import Plan, fit
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState, initial_state
+from fedstrata.core.status import Status
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
 from fedstrata.recipes.schema import Training

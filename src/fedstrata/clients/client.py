@@ -26,16 +26,8 @@ from fedstrata.core import rng
 from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import DataError, ModelError
-from fedstrata.core.messages import (
-    SCORE_DTYPE,
-    Answer,
-    Order,
-    Reply,
-    Status,
-    keep_layers,
-    keep_units,
-    layers_with_units,
-)
+from fedstrata.core.messages import SCORE_DTYPE, Answer, Order, Reply, keep_layers, keep_units, layers_with_units
+from fedstrata.core.status import Status
 from fedstrata.tasks.nests import joined, leaves
 from fedstrata.tasks.task import Data, NestedSamples, Samples
 

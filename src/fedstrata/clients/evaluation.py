@@ -14,7 +14,8 @@ from torch import Tensor
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, NotFinite, ReplyError
 from fedstrata.core.fit import Engine
-from fedstrata.core.messages import SILENT, Order, Reply, Status, check_size, judge
+from fedstrata.core.messages import Order, Reply, check_size, judge
+from fedstrata.core.status import SILENT, Status
 from fedstrata.tasks.task import Task
 
 PART = 2000

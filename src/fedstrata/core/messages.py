@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.errors import MessageError, NotFinite, ReplyError, printable
+from fedstrata.core.errors import MessageError, NotFinite, ReplyError
 from fedstrata.core.layers import Layers
+from fedstrata.core.status import OK, Status
 
 SCHEMA = 2
 """Version of orders and replies; an engine that puts them on a wire sends it along."""
@@ -25,52 +26,6 @@ INDEX_BYTES = 4
 SCORE_DTYPE = torch.float32
 MOST_SAMPLES = 2**53
 """No client has more samples: so far a float64 counts, and the sum of many such numbers is finite."""
-
-
-StatusKind = Literal[
-    "ok",
-    "nothing chosen",
-    "not selected",
-    "dropped out",
-    "straggler dropped",
-    "no reply",
-    "failed",
-    "refused",
-    "not finite",
-]
-
-
-@dataclass(frozen=True)
-class Status:
-    """What became of a client in a round; the reason is for people, and decides nothing.
-
-    `ok`: its update counts. `nothing chosen`: it did its part, and the selection wanted no layer of it. `not selected`:
-    so it was decided before training, and nothing was sent to it. `dropped out`, `straggler dropped`: as the experiment
-    wants it. `no reply`, `failed`: the engine says so. `refused`, `not finite`: its reply cannot be used.
-    """
-
-    kind: StatusKind
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", printable(self.reason))
-
-    @property
-    def counts(self) -> bool:
-        """Whether the client did what it was asked for."""
-        return self.kind in ("ok", "nothing chosen")
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the client was asked, and there is nothing of it."""
-        return not self.counts and self.kind != "not selected"
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.reason}" if self.reason else self.kind
-
-
-OK = Status("ok")
-SILENT = Status("no reply")
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedstrata.core.axes import State
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.messages import SCORE_DTYPE, Reply, Status
+from fedstrata.core.messages import SCORE_DTYPE, Reply
+from fedstrata.core.status import Status
 
 
 @dataclass

@@ -30,9 +30,10 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import RecipeError, RuleError
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import SILENT, Answer, Order, Reply, Status, Wanted, check_reply, judge
+from fedstrata.core.messages import Answer, Order, Reply, Wanted, check_reply, judge
 from fedstrata.core.record import Ledger, RoundFailed, RoundRecord, layer_record
 from fedstrata.core.state import ServerState, conclude, stays_finite
+from fedstrata.core.status import SILENT, Status
 
 WANTED: dict[str, Wanted] = {
     "before": "layers",

@@ -30,7 +30,8 @@ from fedstrata.clients.client import Client, Kept
 from fedstrata.clients.setup import Setup
 from fedstrata.core.determinism import cores
 from fedstrata.core.errors import ModelError
-from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.messages import Answer, Order, Reply
+from fedstrata.core.status import Status
 from fedstrata.processes import held_back, keep_memory, leave_to_parent, resume_collection
 
 

@@ -13,8 +13,9 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedstrata.core.errors import NotFinite, ReplyError, tail
-from fedstrata.core.messages import MOST_SAMPLES, Status, StatusKind
+from fedstrata.core.messages import MOST_SAMPLES
 from fedstrata.core.packing import Packing
+from fedstrata.core.status import Status, StatusKind
 from fedstrata.engines.flower.grid import UNREADABLE
 from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, decoded, names
 

@@ -28,10 +28,11 @@ from fedstrata.core.checks import require
 from fedstrata.core.errors import ClientAppError, RecipeError, ReplyError, printable
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.packing import Arrays, Packing
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.round import Round
+from fedstrata.core.status import Status
 from fedstrata.engines.flower.grid import OneByOne
 from fedstrata.flower.callers import DEFAULT_TIMEOUT, strategies_around, timeout_of_start
 from fedstrata.flower.privacy import check_noise, is_noisy

@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_args
 
 import numpy as np
 from pydantic import (
@@ -28,6 +28,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from fedstrata.core.errors import RunDirectoryError, printable
+from fedstrata.core.status import Status, StatusKind
 
 RUN_FORMAT = 2
 """Version of the run directory's format."""
@@ -167,26 +168,13 @@ def read_about(found: Any, path: Path, verdict: str = "is damaged") -> About:
 
 # --- history.jsonl ---------------------------------------------------------------------------------------------------
 
-Kind = Literal[
-    "ok",
-    "nothing chosen",
-    "not selected",
-    "dropped out",
-    "straggler dropped",
-    "no reply",
-    "failed",
-    "refused",
-    "not finite",
-]
-"""What became of a client in a round."""
-
 
 class Lost(TypedDict):
     """A client of which there is no usable reply, and why."""
 
     client: int
     attempt: NotRequired[int]
-    kind: str
+    kind: StatusKind
     reason: str
     why: str
     """Both, for people."""
@@ -199,29 +187,30 @@ class _StoredLost(TypedDict):
     client: Count
     attempt: NotRequired[Count]
     why: NotRequired[str]
-    kind: NotRequired[Kind]
+    kind: NotRequired[StatusKind]
     reason: NotRequired[str]
 
 
 def _told(stored: _StoredLost) -> Lost:
     if "kind" in stored:
-        kind, reason = str(stored["kind"]), stored.get("reason", "")
+        status = Status(stored["kind"], stored.get("reason", ""))
     elif "why" in stored:
-        kind, reason = _of_sentence(stored["why"])
+        status = _of_sentence(stored["why"])
     else:
         raise PydanticCustomError("lost", "there must be why, or a kind")
-    told = Lost(client=stored["client"], kind=kind, reason=reason, why=f"{kind}: {reason}" if reason else kind)
+    told = Lost(client=stored["client"], kind=status.kind, reason=status.reason, why=str(status))
     if "attempt" in stored:
         told["attempt"] = stored["attempt"]
     return told
 
 
-def _of_sentence(why: str) -> tuple[str, str]:
-    """Kind and reason of an older line: `failed: ValueError …` is of the kind `failed`."""
+def _of_sentence(why: str) -> Status:
+    """What an older line says: `failed: ValueError …` is of the kind `failed`."""
     if why.startswith("straggler"):
-        return "straggler dropped", ""
+        return Status("straggler dropped")
     kind, _, reason = why.partition(": ")
-    return kind, reason
+    known = next((one for one in get_args(StatusKind) if one == kind), None)
+    return Status("failed", why) if known is None else Status(known, reason)
 
 
 _Lost = Annotated[_StoredLost, AfterValidator(_told)]

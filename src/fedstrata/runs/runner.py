@@ -22,8 +22,8 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Status
 from fedstrata.core.record import RoundFailed, RoundRecord
+from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import Recipe, as_table, load
 from fedstrata.recipes.tables import parse_setting, set_key

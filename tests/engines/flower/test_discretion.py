@@ -29,7 +29,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from fedstrata.core import errors
 from fedstrata.core.errors import FedstrataError, MessageError
-from fedstrata.core.messages import Answer, Order, Reply, Status
+from fedstrata.core.messages import Answer, Order, Reply
+from fedstrata.core.status import Status
 from fedstrata.engines.flower import failures
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.flower.failures import NodeFailed, type_name

@@ -21,8 +21,9 @@ from fedstrata.algorithms import NAMED
 from fedstrata.core.errors import DataError, FedstrataError, RecipeError, RunDirectoryError
 from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Order, Reply, Status
+from fedstrata.core.messages import Order, Reply
 from fedstrata.core.record import RoundFailed, RoundRecord
+from fedstrata.core.status import Status
 from fedstrata.deployment import server
 from fedstrata.deployment.server import serve
 from fedstrata.engines.flower.codec import Hello, decode_order, decode_reply, encode_hello, encode_reply

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import fedstrata
-from fedstrata.core.messages import Status
+from fedstrata.core.status import Status
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.runner import create_run, run_rounds
 from tests.support.digested.recipes import ALL, BASE, CHOSEN, MODELS, RETRIES, merged

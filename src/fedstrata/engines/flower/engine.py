@@ -20,7 +20,8 @@ from fedstrata.clients.client import Client
 from fedstrata.clients.setup import Setup
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, MessageError, printable, tail
-from fedstrata.core.messages import Answer, Kind, Order, Status
+from fedstrata.core.messages import Answer, Kind, Order
+from fedstrata.core.status import Status
 from fedstrata.engines.flower.codec import Hello, decode_hello, decode_reply, encode_model, encode_order
 from fedstrata.engines.flower.failures import NodeFailed
 from fedstrata.engines.flower.grid import fetch
