@@ -117,7 +117,7 @@ def test_tied_frozen_and_counted() -> None:
     assert new["frozen"].tolist() == [1, 1]
     assert new["steps"].item() == 3
     assert new["steps"].dtype == torch.int64
-    torch.testing.assert_close(new["mean"], torch.tensor([100 * step] * 2))
+    torch.testing.assert_close(new["mean"], torch.tensor([100 * mean] * 2))
     np.testing.assert_allclose(server.last_record.layers["divergence"].sum(1), [2 * 2, 6 * 2], rtol=1e-6)
     model.load_state_dict(new)
 

@@ -19,7 +19,8 @@ import fedstrata
 from fedstrata.clients.client import Client
 from fedstrata.core import rng
 from fedstrata.core.errors import DataError
-from fedstrata.core.messages import Order
+from fedstrata.core.messages import Order, Reply
+from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import load
 from fedstrata.tasks.metric import Metric
@@ -284,9 +285,8 @@ def test_a_mistake_in_the_users_code_keeps_its_own_words_and_place() -> None:
     model = setup.first_state().model
     client = Client(setup.setup)
     mask = torch.ones(len(setup.layers), dtype=torch.bool)
-    found = [client.answer(Order("train", 1, 0, k, model=model, answer="layers", mask=mask)).error for k in (0, 1)]
-    assert found[0] is not None
-    assert found[1] is not None
+    answers = [client.answer(Order("train", 1, 0, k, model=model, answer="layers", mask=mask)) for k in (0, 1)]
+    found = [answer.reason for answer in answers if isinstance(answer, Status)]
     assert found[0].startswith("OSError: the disk is gone (test_forms.py, line ")
     assert found[1].startswith("DataError: clients[1]: sample ")
     assert "of 3: IndexError: list index out of range (test_forms.py, line " in found[1]
@@ -339,7 +339,7 @@ def test_a_whole_metric_of_nests_sees_all_samples_at_once(batch: int) -> None:
     setup = build_experiment(load({"evaluation": {"batch_size": batch}}), task)
     order = Order("evaluate", 1, 0, rng.SERVER, model=setup.first_state().model, dataset="test")
     found = Client(setup.setup).answer(order)
-    assert found.error is None
+    assert isinstance(found, Reply)
     with torch.no_grad():
         outputs = setup.build()(data[0])
     assert found.metrics["each"] == pytest.approx(one_of_each(outputs, data[1]), rel=1e-6)
@@ -355,8 +355,9 @@ def test_a_whole_metric_of_what_cannot_be_put_together() -> None:
     )
     setup = build_experiment(load({"evaluation": {"batch_size": 3}}), task)
     order = Order("evaluate", 1, 0, rng.SERVER, model=setup.first_state().model, dataset="test")
-    error = Client(setup.setup).answer(order).error
-    assert error is not None
+    answer = Client(setup.setup).answer(order)
+    assert isinstance(answer, Status)
+    error = answer.reason
     assert error.startswith("DataError: metric 'bleu' needs all samples at once, and outputs or targets of several bat")
 
 
