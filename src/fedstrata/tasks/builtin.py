@@ -154,9 +154,19 @@ def _scaling(images: Tensor, inputs: str) -> Callable[[Tensor], Tensor]:
     """Bytes to floats: [0, 1], or with the training images' mean and standard deviation per channel taken out."""
     if inputs == "unit":
         return lambda pixels: pixels.float().div_(255)
-    mean, std = channel_statistics(images)
-    shape = (1, len(mean), 1, 1)
-    return lambda pixels: pixels.float().sub_(mean.float().view(shape)).div_(std.float().view(shape))
+    mean, std = (numbers.float().view(1, -1, 1, 1) for numbers in channel_statistics(images))
+
+    def scale(pixels: Tensor) -> Tensor:
+        floats = torch.empty(pixels.shape)
+        for some, into in zip(torch.split(pixels, _AT_A_TIME), torch.split(floats, _AT_A_TIME), strict=True):
+            into.copy_(some).sub_(mean).div_(std)
+        return floats
+
+    return scale
+
+
+_AT_A_TIME = 256
+"""Images to scale at once: so few that they stay in the cache between one operation and the next."""
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
