@@ -596,7 +596,7 @@ def test_a_problem_that_lasts_is_told_once(
     grid.join(1003, 3, recipe="/no/where.toml")
     problem = "node 1003: its configuration or recipe cannot be used (RecipeError); its own log says more"
     with pytest.raises(FedstrataError, match=rf"3 are here; {re.escape(problem)}$"):
-        on_flower(grid, tmp_path / "run", wait=0.5)
+        on_flower(grid, tmp_path / "run", wait=2.0)
     assert grid.count("query.hello") > CLIENTS
     assert caplog.messages.count(problem) == 1
 
