@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstrata.core.errors import DataError, MissingExtra
-from fedstrata.tasks import datasets, fetching, files
+from fedstrata.tasks import builtin, datasets, fetching, files
 from tests.support.published import (
     IMAGES,
     LABELS,
@@ -342,3 +342,15 @@ def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file where the folder should be")
     write_parquet(tmp_path / "cifar10")
     assert_is_the_set(datasets.load("cifar10", tmp_path), (3, 32, 32))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_scaled_a_few_at_a_time_as_they_would_be_at_once(channels: int) -> None:
+    """More images than are scaled at once, and an odd rest: the same bits as one operation over all of them."""
+    images = torch.randint(0, 256, (517, channels, 5, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    numbers = images.double().transpose(0, 1).flatten(1)
+    shape = (1, channels, 1, 1)
+    mean, std = (found.float().view(shape) for found in builtin.channel_statistics(images))
+    torch.testing.assert_close(mean.flatten(), numbers.mean(1).float())
+    torch.testing.assert_close(std.flatten(), numbers.std(1, correction=0).float())
+    assert torch.equal(builtin._scaling(images, "normalised")(images), (images.float() - mean) / std)
