@@ -32,7 +32,7 @@ from fedstrata.core.determinism import cores
 from fedstrata.core.errors import ModelError
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.status import Status
-from fedstrata.processes import held_back, keep_memory, leave_to_parent, resume_collection
+from fedstrata.processes import held_back, keep_memory, leave_to_parent
 
 
 def available_workers(device: str = "cpu") -> int:
@@ -56,7 +56,6 @@ class LocalEngine:
         self._client: Client | None = None
 
     def __enter__(self) -> LocalEngine:
-        resume_collection()
         self._client = Client(self._setup)
         if self.workers > 1:
             self._crew = _Crew(self._client, self.workers, self._slots, self.sizes)

@@ -149,17 +149,20 @@ class Strategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as FedAvg does, and tell them what the algorithm asks for. Round 1 begins anew."""
-        if server_round == 1 and self._checkpoint is not None and self._checkpoint.exists():
-            arrays = encoded(self._opened(server_round, arrays).arrays())
+        """Sample nodes as FedAvg does, and tell them what the algorithm asks for.
+
+        Round 1 begins anew, or where the checkpoint is.
+        """
+        if server_round == 1 or self._server is None:
+            self._server, self.records = self._opened(server_round, arrays), []
+            self._done = self._server.state.round
+            if self._done:
+                arrays = encoded(self._server.arrays())
+            log(INFO, "configure_train: %s layers: %s", len(self.layers), names(self.layers.names, limit=12))
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self._round = None
         if not messages:
             return []
-        if server_round == 1 or self._server is None:
-            self._server, self.records = self._opened(server_round, arrays), []
-            self._done = self._server.state.round
-            log(INFO, "configure_train: %s layers: %s", len(self.layers), names(self.layers.names, limit=12))
         if packing_of(arrays, self._grouping, self._buffers) != self._server.packing:
             raise RecipeError("arrays", f"round {server_round}", "has other names, shapes or dtypes than before")
         wrappers = [strategy for strategy in strategies_around() if is_noisy(strategy)]
