@@ -131,3 +131,24 @@ def test_torch_is_imported_with_the_first_look_into_it(place: Path) -> None:
         _ = lazy.torch.nothing  # type: ignore[attr-defined]
     assert in_a_fresh_process("from fedstrata.core.lazy import torch", place)[1] == []
     assert in_a_fresh_process("from fedstrata.core.lazy import torch; torch.float32", place)[1] == ["torch"]
+
+
+def test_garbage_is_collected_while_a_run_goes_on() -> None:
+    """The command line leaves it alone while it imports; training may leave large cycles, on every engine."""
+    code = """
+import gc
+import fedstrata
+from fedstrata.processes import hold_collection
+from fedstrata.recipes.experiment import build_experiment
+from fedstrata.runs.engine import open_engine
+
+hold_collection()
+assert not gc.isenabled()
+experiment = build_experiment(fedstrata.load("quickstart"))
+for _ in open_engine(experiment), open_engine(experiment):
+    assert gc.isenabled()
+gc.disable()
+open_engine(experiment)
+assert not gc.isenabled(), "somebody else's choice stays"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=process_environment())
