@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks import problems
 from benchmarks.problems import Problem
-from fedstrata.clients.setup import build_model
+from fedstrata.clients.training import build_model
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import Recipe, load
 from fedstrata.tasks.metric import Metric

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import fedstrata
 from fedstrata.core.axes import Algorithm, State
-from fedstrata.core.checks import require
 from fedstrata.core.cohort import Cohort
+from fedstrata.core.errors import require
 from fedstrata.core.layers import Layers
 from fedstrata.objectives import Plain
 from fedstrata.selections import Everything

@@ -23,8 +23,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedstrata.core.checks import require
-from fedstrata.core.errors import RecipeError
+from fedstrata.core.errors import RecipeError, require
 from fedstrata.recipes.catalog import Library
 from fedstrata.recipes.schema import Recipe, check_accuracy_target, explain, load
 from fedstrata.runs.comparison import Job

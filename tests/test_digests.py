@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.core import aggregation, state
+from fedstrata.core import aggregation
 from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
 from tests.digests import CASES, line_of, values_of
@@ -59,7 +59,7 @@ def test_one_ulp_in_one_number_of_the_aggregate_shows(lines: list[str], monkeypa
         new[0] = torch.nextafter(new[0], torch.full_like(new[0], torch.inf))
         return new
 
-    monkeypatch.setattr(state, "aggregate", off)
+    monkeypatch.setattr(aggregation, "aggregate", off)
     for line in lines:
         name = line.split("  ")[0]
         before, after = parts(line), parts(line_of(name, values_of(CASES[name])))

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from fedstrata.algorithms import named as named
     from fedstrata.algorithms import neuron_pruning as neuron_pruning
     from fedstrata.algorithms import random_layers as random_layers
+    from fedstrata.core.aggregation import initial_state as initial_state
     from fedstrata.core.axes import Algorithm as Algorithm
     from fedstrata.core.fit import Plan as Plan
     from fedstrata.core.fit import fit as fit
     from fedstrata.core.layers import Layers as Layers
-    from fedstrata.core.state import initial_state as initial_state
     from fedstrata.core.training import LocalTraining as LocalTraining
     from fedstrata.core.training import Participation as Participation
     from fedstrata.recipes.schema import Recipe as Recipe
@@ -56,7 +56,7 @@ _HOMES = {
     "recipes.schema": ("Recipe", "load"),
     "core.layers": ("Layers",),
     "core.fit": ("Plan", "fit"),
-    "core.state": ("initial_state",),
+    "core.aggregation": ("initial_state",),
     "server": ("Server",),
     "core.training": ("LocalTraining", "Participation"),
     "runs.reader": ("Run",),

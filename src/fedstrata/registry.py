@@ -14,8 +14,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import MISSING, RecipeError
+from fedstrata.core.errors import MISSING, BadValue, RecipeError
 
 
 def find(field: str, name: object, builtin: Mapping[str, Any]) -> Any:

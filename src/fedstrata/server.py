@@ -24,9 +24,9 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
+from fedstrata.core.aggregation import ServerState, grown, initial_state
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsOnClient, State
-from fedstrata.core.checks import require
-from fedstrata.core.errors import MISSING, NotFinite, RecipeError, ReplyError, RunDirectoryError
+from fedstrata.core.errors import MISSING, NotFinite, RecipeError, ReplyError, RunDirectoryError, require
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import (
@@ -42,7 +42,6 @@ from fedstrata.core.messages import (
 from fedstrata.core.packing import Arrays, Packing, kinds_of
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
-from fedstrata.core.state import ServerState, grown, initial_state
 from fedstrata.core.status import Status
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole

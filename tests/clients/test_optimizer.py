@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstrata.clients.trainers.optimizer import local_optimizer
+from fedstrata.clients.training import local_optimizer
 from fedstrata.core.training import LocalTraining
 
 
@@ -53,7 +53,7 @@ def test_the_compiler_is_not_imported() -> None:
     """It costs each worker a second or two before its first step."""
     code = """
 import sys, torch
-from fedstrata.clients.trainers.optimizer import local_optimizer
+from fedstrata.clients.training import local_optimizer
 from fedstrata.core.training import LocalTraining
 weight = torch.ones(2, requires_grad=True)
 optimizer = local_optimizer(LocalTraining(momentum=0.9), [weight], 1)

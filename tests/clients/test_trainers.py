@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.clients.client import Client
-from fedstrata.clients.trainers.perceptron import as_perceptron
+from fedstrata.clients.perceptron import as_perceptron
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.checks import BadValue
+from fedstrata.core.errors import BadValue
 from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.schema import Training
 from fedstrata.tasks.task import Task

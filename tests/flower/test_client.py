@@ -17,7 +17,7 @@ from torch import nn
 
 import fedstrata.flower
 from fedstrata import algorithms
-from fedstrata.clients.setup import build_model
+from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError
 from fedstrata.flower import Spring, Strategy

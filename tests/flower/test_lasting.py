@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedstrata import algorithms
-from fedstrata.clients.setup import build_model
+from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.flower import Strategy

@@ -16,10 +16,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedstrata import algorithms
-from fedstrata.clients.setup import build_model
+from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
-from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import RecipeError
+from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.layers import Layers
 from fedstrata.flower import Strategy
 from fedstrata.objectives import FedProx, Plain

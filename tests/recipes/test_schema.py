@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import RecipeError
+from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.schema import (

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.clients.trainers.springs import Spring, mean_per_layer
+from fedstrata.clients.training import Spring, mean_per_layer
 from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, Objective
-from fedstrata.core.checks import BadValue
+from fedstrata.core.errors import BadValue
 from fedstrata.core.layers import Layers
 from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Plain
 from fedstrata.recipes.schema import Training

@@ -9,8 +9,7 @@ from torch import nn
 
 from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, SelectsOnClient
-from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import RecipeError
+from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.layers import Layers
 from fedstrata.core.round import check_cohort
 from fedstrata.objectives import Plain

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.core.checks import BadValue
 from fedstrata.core.cohort import angle
+from fedstrata.core.errors import BadValue
 from fedstrata.core.layers import Layers
 from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, SampleSize, Uniform
 from fedstrata.weightings.angles import importance, psi, smooth

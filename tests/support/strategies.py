@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedstrata import algorithms
-from fedstrata.clients.setup import build_model
+from fedstrata.clients.training import build_model
 from fedstrata.flower import Strategy
 from fedstrata.objectives import FedLap
 from fedstrata.weightings import FedLayerWise

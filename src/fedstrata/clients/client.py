@@ -18,10 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.rnn import PackedSequence
 
 from fedstrata.clients.modules import CleanModule, same_bits
-from fedstrata.clients.setup import Setup
-from fedstrata.clients.trainers.local import AutogradSteps, own_copy, train
-from fedstrata.clients.trainers.perceptron import PerceptronSteps, as_perceptron
-from fedstrata.clients.trainers.schedule import Schedule, draw_schedule
+from fedstrata.clients.perceptron import PerceptronSteps, as_perceptron
+from fedstrata.clients.training import AutogradSteps, Schedule, Setup, draw_schedule, own_copy, train
 from fedstrata.core import rng
 from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
 from fedstrata.core.determinism import steady

@@ -112,3 +112,17 @@ class _Missing:
 
 MISSING = _Missing()
 """Stands for "no value" in a RecipeError."""
+
+
+class BadValue(ValueError):
+    """A hyperparameter that cannot be: which, its value, and what is wrong."""
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        self.field, self.value, self.problem = field, value, problem
+        super().__init__(f"{field} {problem}, got {value!r}")
+
+
+def require(condition: bool, field: str, value: object, problem: str) -> None:
+    """Raise `BadValue` unless the condition holds (NaN never does)."""
+    if not condition:
+        raise BadValue(field, value, problem)

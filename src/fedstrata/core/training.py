@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedstrata.core import rng
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.clients.client import Client, Kept
-from fedstrata.clients.setup import Setup
+from fedstrata.clients.training import Setup
 from fedstrata.core.determinism import cores
 from fedstrata.core.errors import ModelError
 from fedstrata.core.messages import Answer, Order, Reply

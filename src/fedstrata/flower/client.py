@@ -15,7 +15,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor, nn
 
-from fedstrata.clients.trainers import springs
+from fedstrata.clients import training
 from fedstrata.core.axes import SelectsAfterScores
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.messages import SCORE_DTYPE
@@ -41,7 +41,7 @@ class Spring:
 
     def __init__(self, message: Message, model: nn.Module) -> None:
         self._ask = Ask.of(message.content)
-        self._spring: springs.Spring | None = None
+        self._spring: training.Spring | None = None
         self._pulls = self._epochs = 0
         self._epoch_begins = False
         if self._ask is None or not self._ask.objective:
@@ -53,7 +53,7 @@ class Spring:
         missing = [name for name in anchor if name not in local]
         if missing:
             raise RecipeError("model", names(missing), "received, but the model has no such parameter")
-        self._spring = springs.Spring(
+        self._spring = training.Spring(
             rule_from_json("objective", self._ask.objective),
             objective_state(message.content),
             packing.layers,
@@ -77,7 +77,7 @@ class Spring:
         objective = self._spring.objective
         if objective.refresh == "epoch" and self._epochs == 0:
             raise RuntimeError("this objective wants to know when an epoch begins: loop over spring.epoch(batches)")
-        if springs.is_due(objective, self._epoch_begins, first_of_round=self._pulls == 0):
+        if training.is_due(objective, self._epoch_begins, first_of_round=self._pulls == 0):
             self._spring.refresh()
             self._spring.stiffness = {n: c for n, c in self._spring.stiffness.items() if n not in self._free}
         self._epoch_begins = False
@@ -90,7 +90,7 @@ class Spring:
     def acknowledge(self, content: RecordDict) -> RecordDict:
         """Note in a reply's content that the objective was applied, and how stiff the spring was in the end."""
         if self._ask is not None and self._spring is not None:
-            stiffness = springs.mean_per_layer(self._spring.stiffness, self._spring.layers)
+            stiffness = training.mean_per_layer(self._spring.stiffness, self._spring.layers)
             content[RECEIPT] = ConfigRecord(
                 {
                     "round": self._ask.round,

@@ -24,8 +24,7 @@ from flwr.supercore import log
 
 from fedstrata.algorithms import AXES
 from fedstrata.core.axes import Algorithm
-from fedstrata.core.checks import require
-from fedstrata.core.errors import ClientAppError, RecipeError, ReplyError, printable
+from fedstrata.core.errors import ClientAppError, RecipeError, ReplyError, printable, require
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order, Reply

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.axes import State, Tensors
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 from fedstrata.core.lazy import torch
 from fedstrata.objectives._turning import one_minus_cosine
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstrata.core.axes import State, Tensors
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedstrata.algorithms import AXES, from_table
 from fedstrata.core.axes import Algorithm
-from fedstrata.core.checks import BadValue, require
-from fedstrata.core.errors import MISSING, RecipeError
+from fedstrata.core.errors import MISSING, BadValue, RecipeError, require
 from fedstrata.core.grouping import GROUPINGS, Grouping
 from fedstrata.core.training import LocalTraining, Participation
 from fedstrata.recipes.catalog import RECIPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.core import rng
-from fedstrata.core.checks import BadValue
-from fedstrata.core.errors import MISSING, DataError, FedstrataError, RecipeError
+from fedstrata.core.errors import MISSING, BadValue, DataError, FedstrataError, RecipeError
 from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 from fedstrata.tasks.partitions import build_partition
 
 PYTHON_TASK = "python"

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.core import rng
-from fedstrata.core.checks import require
-from fedstrata.core.errors import MISSING, RecipeError
+from fedstrata.core.errors import MISSING, RecipeError, require
 from fedstrata.registry import build, find
 
 Ints = NDArray[np.int64]

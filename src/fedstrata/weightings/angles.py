@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from fedstrata.core.checks import require
+from fedstrata.core.errors import require
 from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:

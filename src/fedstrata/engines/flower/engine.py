@@ -17,7 +17,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstrata.clients.client import Client
-from fedstrata.clients.setup import Setup
+from fedstrata.clients.training import Setup
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, MessageError, printable, tail
 from fedstrata.core.messages import Answer, Kind, Order

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.clients.modules import has_hooks
-from fedstrata.clients.setup import Setup
-from fedstrata.clients.trainers.optimizer import local_optimizer
-from fedstrata.clients.trainers.schedule import Schedule
-from fedstrata.clients.trainers.springs import Spring
+from fedstrata.clients.training import Schedule, Setup, Spring, local_optimizer
 from fedstrata.core.axes import Tensors
 from fedstrata.core.layers import Entry, Layers
 from fedstrata.tasks.task import Data, Samples
