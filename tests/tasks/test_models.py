@@ -63,7 +63,7 @@ def test_the_parameters_of_a_transformer_part_by_part():
 def test_the_shortcut_of_a_block_that_adds_nothing_is_every_second_pixel_and_zeros():
     model = MODELS["resnet20"](CIFAR, 10)
     for block, width, side in ((model.block2, 16, 8), (model.block4, 32, 4)):
-        torch.nn.init.zeros_(block.norm2.weight)
+        torch.nn.init.zeros_(block.get_parameter("norm2.weight"))
         images = torch.rand(2, 16, 8, 8)
         out = block(images)
         assert out.shape == (2, width, side, side)

@@ -167,9 +167,10 @@ def vit(input_shape: Shape, classes: int, patch: int = 4, dim: int = 64, depth: 
     _check_image(input_shape, smallest=patch)
     if dim % heads:
         raise ValueError(f"dim must be a multiple of heads, got dim = {dim} and heads = {heads}")
+    channels, height, width = input_shape
     blocks = {f"block{number}": TransformerBlock(dim, heads) for number in range(1, depth + 1)}
     return _stack(
-        patches=Patches(*input_shape, patch, dim),
+        patches=Patches(channels, height, width, patch, dim),
         **blocks,
         norm=nn.LayerNorm(dim),
         mean=Mean(),
