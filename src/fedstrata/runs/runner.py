@@ -32,6 +32,7 @@ from fedstrata.runs.formats import Line
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state, make_directory, open_for_writing
 from fedstrata.tasks.config import PYTHON_TASK
+from fedstrata.tasks.seeded import SeededTask
 from fedstrata.tasks.task import Task
 
 CHANGEABLE_ON_RESUME = (
@@ -47,10 +48,12 @@ _log = logging.getLogger("fedstrata")
 
 
 def create_run(
-    recipe: Recipe, out: str | Path | None = None, *, task: Task | None = None, data: Path | None = None
+    recipe: Recipe, out: str | Path | None = None, *, task: Task | SeededTask | None = None, data: Path | None = None
 ) -> tuple[Run, Experiment]:
     """Check everything, and make the run directory."""
-    if task is not None:
+    if isinstance(task, SeededTask):
+        recipe = recipe.model_copy(update={"task": task.config})
+    elif task is not None:
         recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"function": PYTHON_TASK})})
     experiment = build_experiment(recipe, task, data)
     experiment.require_data()
@@ -147,7 +150,7 @@ def run_rounds(
 def run(
     recipe: str | Path | Mapping[str, Any] | Recipe = "quickstart",
     *,
-    task: Task | None = None,
+    task: Task | SeededTask | None = None,
     algorithm: str | Mapping[str, Any] | Algorithm | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     seed: int | None = None,
@@ -161,7 +164,10 @@ def run(
         if not table.get("layers"):  # the recipe's own grouping comes first
             settings = {"layers.grouping": algorithm.grouping, **_as_mapping(settings)}
         algorithm = to_table(algorithm)
-    if task is not None:
+    if isinstance(task, SeededTask):
+        table["task"] = task.config.model_dump(mode="json", exclude_none=True)
+        task = task if task.config.function == PYTHON_TASK else None  # else the recipe says it all
+    elif task is not None:
         settings = {"task.function": PYTHON_TASK, **_as_mapping(settings)}
     recipe = load(table, algorithm=algorithm, settings=settings, seed=seed)
     new, experiment = create_run(recipe, out, task=task, data=Path(data) if data is not None else None)
@@ -175,7 +181,7 @@ def resume(
     path: str | Path,
     *,
     settings: Iterable[str] | Mapping[str, Any] = (),
-    task: Task | None = None,
+    task: Task | SeededTask | None = None,
     data: str | Path | None = None,
     strict: bool = False,
     on_round: Callable[[Line], None] | None = None,
