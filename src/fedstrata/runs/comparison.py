@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
 from fedstrata.runs.files import Folder
 from fedstrata.runs.formats import COMPARISON_FORMAT, Request
 from fedstrata.runs.reader import Run
+from fedstrata.runs.statistics import paired_differences
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,31 @@ class Comparison:
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
     path: Path
+
+    @property
+    def runs(self) -> dict[tuple[str, int], Run]:
+        """Every run, by algorithm and seed."""
+        return {(job.algorithm, job.seed): Run(job.path) for job in self.jobs}
+
+    def outcomes(self) -> dict[tuple[str, int], Outcome]:
+        """What every run came to, by algorithm and seed."""
+        return {key: outcome(run) for key, run in self.runs.items()}
+
+    def differences(
+        self,
+        what: Literal["metric", "rounds_to_target", "upload", "upload_to_target"] = "metric",
+        baseline: str | None = None,
+    ) -> dict[str, list[float]]:
+        """Each algorithm's outcome minus the baseline's, seed by seed; the baseline is the first one if not given.
+
+        Infinite where only one of the two reached the target, NaN where neither did.
+        """
+        first = self.algorithms[0] if baseline is None else baseline
+        if first not in self.algorithms:
+            raise BadValue("baseline", baseline, f"is none of {', '.join(self.algorithms)}")
+        found = self.outcomes()
+        values = {a: [float(getattr(found[a, s], what) or 0.0) for s in self.seeds] for a in self.algorithms}
+        return {a: paired_differences(values[a], values[first]) for a in self.algorithms if a != first}
 
 
 def read_request(path: Path) -> Request:
