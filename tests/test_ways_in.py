@@ -18,6 +18,8 @@ from fedstrata import Task, fedavg, fedlayerwise, fedldf, fedprox
 from fedstrata.recipes.schema import Training
 from fedstrata.recipes.settings import KEYS, Settings
 
+UNKNOWN: Any = {"leraning_rate": 0.1}
+MISSPELT: Any = {"round": 4}
 QUICK: Any = {"rounds": 3, "lr": 0.3, "batch_size": 8, "workers": 1}
 
 
@@ -82,8 +84,8 @@ def test_a_simulation_writes_nothing(task: Task, tmp_path: Path, monkeypatch: py
     [
         (lambda task: fedstrata.simulate(task, lr=-1.0), "training.lr = -1.0"),
         (lambda task: fedstrata.simulate(task, "fedldf:n=9"), r"algorithm.selection.n = 9.*at most the clients"),
-        (lambda task: fedstrata.simulate(task, leraning_rate=0.1), "leraning_rate is no setting"),
-        (lambda task: fedstrata.simulate(task, round=4), r"round is no setting \(did you mean rounds\?\)"),
+        (lambda task: fedstrata.simulate(task, **UNKNOWN), "leraning_rate is no setting"),
+        (lambda task: fedstrata.simulate(task, **MISSPELT), r"round is no setting \(did you mean rounds\?\)"),
         (lambda task: fedstrata.simulate(task, evaluate_on="validation"), "'validation' is none of the task's sets"),
         (lambda task: fedstrata.simulate("quickstrt"), "quickstrt"),
         (lambda task: fedstrata.compare(task, []), "names nothing to run"),
@@ -132,7 +134,7 @@ def test_a_comparison_is_paired_and_goes_on(task: Task, tmp_path: Path) -> None:
 
 
 def test_arms_have_names_of_ones_own(task: Task, tmp_path: Path) -> None:
-    arms = {"none": fedavg(), "strong": fedprox(5.0), "by name": "fedldf:n=2"}
+    arms: Any = {"none": fedavg(), "strong": fedprox(5.0), "by name": "fedldf:n=2"}
     found = fedstrata.compare(task, arms, out=tmp_path / "found", **QUICK)
     assert found.algorithms == ("none", "strong", "by name")
     assert all(math.isfinite(outcome.metric) for outcome in found.outcomes().values())
@@ -158,7 +160,7 @@ def test_settings_are_a_recipes() -> None:
     for key in KEYS.values():
         table, name = key.split(".")
         inner = fedstrata.Recipe.model_fields[table].annotation
-        assert name in inner.model_fields  # type: ignore[union-attr]
+        assert name in inner.model_fields
     for function in (fedstrata.run, fedstrata.simulate, fedstrata.compare):
         assert "more" in inspect.signature(function).parameters
 
