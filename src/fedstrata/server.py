@@ -24,7 +24,6 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from fedstrata.core.aggregation import ServerState, grown, initial_state
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsOnClient, State
 from fedstrata.core.errors import MISSING, NotFinite, RecipeError, ReplyError, RunDirectoryError, require
 from fedstrata.core.grouping import Grouping
@@ -42,6 +41,7 @@ from fedstrata.core.messages import (
 from fedstrata.core.packing import Arrays, Packing, kinds_of
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
+from fedstrata.core.state import ServerState, grown, initial_state
 from fedstrata.core.status import Status
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole
