@@ -119,12 +119,14 @@ class Weighting(Protocol):
         """Weights w ≥ 0, float64 [K, L], on any scale: the equation normalises them over a layer's senders."""
         ...
 
-    def gain(self, cohort: Cohort) -> Tensor | None:
-        """How far each layer goes along its mean, float64 [L], where that has a size of its own (FedNova); None is 1.
 
-        Buffers are averaged as they are.
-        """
-        return None
+@runtime_checkable
+class WithGain(Weighting, Protocol):
+    """A weighting for which the way along the mean has a length of its own, as FedNova's has."""
+
+    def gain(self, cohort: Cohort) -> Tensor:
+        """How far each layer goes along its mean, float64 [L]; others go 1. Buffers are averaged as they are."""
+        ...
 
 
 class ServerStep(Protocol):

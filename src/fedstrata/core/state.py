@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedstrata.core.axes import Algorithm, State
+from fedstrata.core.axes import Algorithm, State, WithGain
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import RuleError
 from fedstrata.core.layers import Layers
@@ -59,9 +59,9 @@ def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> Non
 
 def _stretch(combined: Tensor, model: Tensor, cohort: Cohort, algorithm: Algorithm) -> None:
     """θ_u ← θ_u + g_l (mean_u − θ_u) in place, where a weighting has a gain g."""
-    gain = getattr(algorithm.weighting, "gain", lambda cohort: None)(cohort)
-    if gain is None:
+    if not isinstance(algorithm.weighting, WithGain):
         return
+    gain = algorithm.weighting.gain(cohort)
     name, layers = type(algorithm.weighting).__name__, cohort.layers.layers
     if tuple(gain.shape) != (len(layers),) or not bool((torch.isfinite(gain) & (gain >= 0)).all()):
         problem = f"expected {len(layers)} numbers ≥ 0"
