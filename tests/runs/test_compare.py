@@ -279,9 +279,9 @@ def test_a_comparison_goes_on_where_it_was(recipe: Any, cli: Any, tmp_path: Path
 
 
 def test_algorithms_are_given_one_by_one_or_with_commas(recipe: Any, cli: Any, tmp_path: Path) -> None:
-    for at, given in enumerate((["-a", "fedavg", "-a", "fedprox", "-a", "hdfl"], ["-a", "fedavg,fedprox,hdfl"])):
+    for at, spelling in enumerate((["-a", "fedavg", "-a", "fedprox", "-a", "hdfl"], ["-a", "fedavg,fedprox,hdfl"])):
         out = tmp_path / f"compare-{at}"
-        answer = cli("compare", recipe({"training.rounds": 1}), *given, "--out", out)
+        answer = cli("compare", recipe({"training.rounds": 1}), *spelling, "--out", out)
         assert answer.code == 0, answer.err
         assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["fedavg", "fedprox", "hdfl"]
         assert json.loads((out / "compare.json").read_text())["algorithms"] == ["fedavg", "fedprox", "hdfl"]
