@@ -5,10 +5,12 @@ Runs with the same seed share partition, initial weights and client sampling, so
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError
 from fedstrata.recipes.schema import Recipe
@@ -85,15 +87,8 @@ def begun_runs(path: Path) -> list[tuple[str, int, Path]]:
 
 def read_comparison(path: Path) -> tuple[Comparison, list[str]]:
     """A comparison that was run before, as far as it got; and of each run that cannot be read, what is wrong."""
-    request, problems = read_request(path), []
-    finished: list[Job] = []
-    for algorithm, seed, at in begun_runs(path):
-        try:
-            run = Run(at)
-            if run.finished():
-                finished.append(Job(algorithm, seed, run.recipe, at))
-        except (FedstrataError, OSError) as error:
-            problems.append(str(error))
+    request = read_request(path)
+    finished, problems = _finished(path)
     wanted = set(request.algorithms)
     complete = {seed for seed in request.seeds if {job.algorithm for job in finished if job.seed == seed} == wanted}
     if not complete:
@@ -102,6 +97,19 @@ def read_comparison(path: Path) -> tuple[Comparison, list[str]]:
     seeds = tuple(seed for seed in request.seeds if seed in complete)
     jobs = tuple(job for job in finished if job.seed in complete)
     return Comparison(tuple(request.algorithms), seeds, jobs, path), problems
+
+
+def _finished(path: Path) -> tuple[list[Job], list[str]]:
+    """Every run of a comparison that is finished; and of each that cannot be read, what is wrong."""
+    finished, problems = list[Job](), list[str]()
+    for algorithm, seed, at in begun_runs(path):
+        try:
+            run = Run(at)
+            if run.finished():
+                finished.append(Job(algorithm, seed, run.recipe, at))
+        except (FedstrataError, OSError) as error:
+            problems.append(str(error))
+    return finished, problems
 
 
 @dataclass(frozen=True)
@@ -133,23 +141,25 @@ def outcome(run: Run) -> Outcome:
     )
 
 
-def write_results(comparison: Comparison) -> Path:
-    """Every run's outcome as a table for other programs: results.csv."""
-    rows = ["algorithm,seed,metric,value,best,rounds,rounds_to_target,upload,upload_to_target"]
-    for job in comparison.jobs:
-        run = Run(job.path)
-        summary = run.summary()
-        values = [
-            job.algorithm,
-            job.seed,
-            run.metric.name,
-            summary[run.metric.name],
-            summary["best"],
-            summary["rounds"],
-            summary["rounds_to_target"],
-            summary["upload"],
-            summary["upload_to_target"],
-        ]
-        rows.append(",".join("" if value is None else str(value) for value in values))
-    Folder(comparison.path).write("results.csv", ("\n".join(rows) + "\n").encode())
-    return comparison.path / "results.csv"
+def result(job: Job) -> dict[str, Any]:
+    """What one run came to, as a line of results.csv."""
+    run = Run(job.path)
+    summary = run.summary()
+    return {
+        "algorithm": job.algorithm,
+        "seed": job.seed,
+        "metric": run.metric.name,
+        "value": summary[run.metric.name],
+        **{name: summary[name] for name in ("best", "rounds", "rounds_to_target", "upload", "upload_to_target")},
+    }
+
+
+def write_results(path: Path) -> Path:
+    """The outcome of every finished run of a comparison as a table for other programs: results.csv."""
+    rows = [result(job) for job in _finished(path)[0]]
+    content = io.StringIO()
+    writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    Folder(path).write("results.csv", content.getvalue().encode())
+    return path / "results.csv"

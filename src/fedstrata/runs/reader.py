@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.errors import printable
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
+from fedstrata.runs.files import in_use
 from fedstrata.runs.formats import About, LayerRecord, Line
 from fedstrata.tasks.metric import Metric
 
@@ -73,6 +74,10 @@ class Run:
         """Whether nothing is left to run."""
         lines = self.history() if history is None else history
         return bool(lines) and self.is_over(lines) and self.directory.last_checkpoint().round == lines[-1]["round"]
+
+    def running(self) -> bool:
+        """Whether a process works on it now."""
+        return in_use(self.path)
 
     def is_over(self, history: list[Line]) -> bool:
         """Whether the last of these rounds is the last of all: as many as asked for, or the target is reached."""

@@ -23,6 +23,12 @@ def trained_model(directory: RunDirectory, task: Task | None = None, data: Path 
 
 def write_model(directory: RunDirectory, path: Path, task: Task | None = None, data: Path | None = None) -> None:
     """Write its whole state dict as safetensors, where there is nothing yet."""
+    if path.suffix not in ("", ".safetensors"):
+        name, module = path.with_suffix(".safetensors"), f"fedstrata.Run({str(directory.path)!r}).model()"
+        what = f"the model is written as safetensors: name it {name}"
+        if path.suffix in (".pt", ".pth", ".bin"):
+            what += f", or in Python torch.save({module}.state_dict(), {str(path)!r})"
+        raise RunDirectoryError(f"{path}: {what}")
     if path.exists():
         raise RunDirectoryError(f"{path} exists; it is not overwritten")
     path.parent.mkdir(parents=True, exist_ok=True)
