@@ -91,6 +91,8 @@ class Experiment:
         }
         if self.recipe.task.nodes is not None:
             common["data"] = self.recipe.task.model_dump(mode="json", include={"inputs", "nodes"})
+        if self.recipe.task.augment:
+            common["augment"] = self.recipe.task.augment
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
     def require_data(self) -> None:
