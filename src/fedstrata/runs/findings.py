@@ -154,7 +154,8 @@ class _Table:
 def _entropy(counts: np.ndarray) -> np.ndarray:
     """Of each row's shares, in nats: the loss of who knows nothing but how often each class comes."""
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(1)
+    summed: np.ndarray = np.where(shares > 0, -shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(1)
+    return summed
 
 
 def _outlying(values: np.ndarray, least: float) -> np.ndarray:
