@@ -186,7 +186,7 @@ def list_command(
         str | None, typer.Argument(help="recipes, algorithms, rules, models, partitions, settings or runs.")
     ] = None,
 ) -> None:
-    """List what there is: recipes, algorithms, the rules on the three axes, models, partitions, settings, runs."""
+    """List what there is: recipes, algorithms, the rules on each axis, models, partitions, settings, runs."""
     tables = {
         "recipes": _recipes,
         "algorithms": _algorithms,
@@ -216,13 +216,14 @@ def _recipes() -> Table:
 
 
 def _algorithms() -> Table:
-    from fedstrata.algorithms import NAMED
+    from fedstrata.algorithms import NAMED, to_table
 
-    table = Table(
-        "algorithm", "objective", "selection", "weighting", "layers", title="--algorithm NAME", title_justify="left"
-    )
-    for name, parts in NAMED.items():
-        table.add_row(name, *parts)
+    axes = ("objective", "selection", "weighting")
+    table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
+    for name, function in NAMED.items():
+        algorithm = function()
+        parts = to_table(algorithm)
+        table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
     return table
 
 
@@ -231,7 +232,7 @@ def _rules() -> Table:
 
     from fedstrata.algorithms import AXES
 
-    table = Table("axis", "rule", "options", "what it does", title="the three axes", title_justify="left")
+    table = Table("axis", "rule", "options", "what it does", title="the axes", title_justify="left")
     for axis, rules in AXES.items():
         for name, rule in rules.items():
             options = ", ".join(f"{item.name}={item.default!r}" for item in dataclasses.fields(rule))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedstrata.core.determinism import in_threads
-from fedstrata.core.layers import Layers
+from fedstrata.core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.layers import Layers
 
 _CACHED = 1 << 18
 """How many numbers of the updates are worked on at a time: in float64 they fill 2 MB, about a core's own cache."""

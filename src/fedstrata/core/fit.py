@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from fedstrata.core.aggregation import ServerState
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
+from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
 from fedstrata.core.training import LocalTraining, Participation
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from fedstrata.core import rng
-from fedstrata.core.aggregation import ServerState, conclude, stays_finite
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
@@ -32,6 +31,7 @@ from fedstrata.core.errors import BadValue, RecipeError, RuleError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order, Reply, Wanted, check_reply, judge
 from fedstrata.core.record import Ledger, RoundFailed, RoundRecord, layer_record
+from fedstrata.core.state import ServerState, conclude, stays_finite
 from fedstrata.core.status import SILENT, Status
 
 WANTED: dict[str, Wanted] = {

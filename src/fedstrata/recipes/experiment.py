@@ -21,12 +21,12 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.clients.modules import same_bits
 from fedstrata.clients.training import Setup, build_model
-from fedstrata.core.aggregation import ServerState, initial_state
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers
 from fedstrata.core.round import check_cohort
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
