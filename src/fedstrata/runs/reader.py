@@ -15,6 +15,7 @@ from fedstrata.core.errors import printable
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import in_use
+from fedstrata.runs.findings import Finding, find
 from fedstrata.runs.formats import About, LayerRecord, Line
 from fedstrata.tasks.metric import Metric
 
@@ -120,6 +121,12 @@ class Run:
             "upload_to_target": to_target,
             "weights_sha256": self.directory.last_checkpoint().weights_sha256,
         }
+
+    def findings(self, history: list[Line] | None = None) -> list[Finding]:
+        """What stands out: suspects and failures first, then whom and what the clients disagree about."""
+        lines = self.history() if history is None else history
+        record = self.layers if self.recipe.record.layers else None
+        return find(self.about, lines, record, self.recipe.training.batch_size)
 
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 
