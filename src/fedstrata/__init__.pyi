@@ -69,9 +69,13 @@ from .objectives import FedLap as FedLap
 from .objectives import FedProx as FedProx
 from .recipes.schema import Recipe as Recipe
 from .recipes.schema import load as load
+from .runs.compare import compare as compare
+from .runs.comparison import Comparison as Comparison
 from .runs.reader import Run as Run
 from .runs.runner import resume as resume
 from .runs.runner import run as run
+from .runs.simulation import Simulated as Simulated
+from .runs.simulation import simulate as simulate
 from .selections import FedLDF as FedLDF
 from .selections import NeuronPruning as NeuronPruning
 from .selections import RandomClients as RandomClients

@@ -120,14 +120,27 @@ class Weighting(Protocol):
         ...
 
 
+@runtime_checkable
+class WithGain(Weighting, Protocol):
+    """A weighting for which the way along the mean has a length of its own, as FedNova's has."""
+
+    def gain(self, cohort: Cohort) -> Tensor:
+        """How far each layer goes along its mean, float64 [L]; others go 1. Buffers are averaged as they are."""
+        ...
+
+
 class ServerStep(Protocol):
-    """What the server does with the aggregate before it becomes the global model (momentum, Adam, …)."""
+    """What the server does with the aggregate before it becomes the global model (momentum, Adam, …).
+
+    The cohort has the updates, each client's local steps and their reach, and how many clients there are. A step moves
+    the trainable numbers; buffers are for the aggregate to say (`cohort.is_trainable`).
+    """
 
     def init(self, layers: Layers) -> State:
         """The state before the first round."""
         return {}
 
-    def step(self, old: Tensor, aggregate: Tensor, state: State, layers: Layers) -> tuple[Tensor, State]:
+    def step(self, old: Tensor, aggregate: Tensor, state: State, cohort: Cohort) -> tuple[Tensor, State]:
         """The new global model."""
         ...
 
@@ -172,7 +185,7 @@ class SampleSize(Weighting):
 class Adopt(ServerStep):
     """The aggregate is the new global model."""
 
-    def step(self, old: Tensor, aggregate: Tensor, state: State, layers: Layers) -> tuple[Tensor, State]:
+    def step(self, old: Tensor, aggregate: Tensor, state: State, cohort: Cohort) -> tuple[Tensor, State]:
         """Adopt the aggregate."""
         return aggregate, state
 

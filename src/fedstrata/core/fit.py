@@ -53,8 +53,17 @@ def fit(
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
     part = plan.participation
-    terms = Terms(plan.layers, plan.seed, part.attempts, part.min_replies, record=plan.record)
-    check_cohort(algorithm, part.cohort_size(int((engine.sizes > 0).sum())))
+    population = int((engine.sizes > 0).sum())
+    terms = Terms(
+        plan.layers,
+        plan.seed,
+        part.attempts,
+        part.min_replies,
+        record=plan.record,
+        training=plan.training,
+        population=population,
+    )
+    check_cohort(algorithm, part.cohort_size(population))
     while state.round < plan.rounds:
         number = state.round + 1
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from fedstrata.core.messages import Answer, Order, Reply, Wanted, check_reply, j
 from fedstrata.core.record import Ledger, RoundFailed, RoundRecord, layer_record
 from fedstrata.core.state import ServerState, conclude, stays_finite
 from fedstrata.core.status import SILENT, Status
+from fedstrata.core.training import LocalTraining
 
 WANTED: dict[str, Wanted] = {
     "before": "layers",
@@ -56,6 +58,10 @@ class Terms:
     """… and as a number."""
     record: bool = True
     """Whether to keep the per-layer record of every round."""
+    training: LocalTraining | None = None
+    """What clients do locally, where they do as the server says; it tells how many steps each one takes."""
+    population: int = 0
+    """How many clients have data, in a round or not."""
     wire_bytes: Tensor | None = None
     """What each layer weighs on the wire, int64 [L], if not its numbers in the model's precision."""
     spells_out_whole: bool = True
@@ -306,7 +312,19 @@ class Round:
             sent=torch.stack([reply.sent for reply in replies if reply.sent is not None]),
             model=self.state.model,
             units=torch.stack(units) if units else None,
+            **self._local_steps(positions),
         )
+
+    def _local_steps(self, positions: Sequence[int]) -> dict[str, Any]:
+        """What a cohort has of its clients' local training: by the orders, so that both sides come to the same."""
+        known: dict[str, Any] = {"population": max(self.terms.population, len(positions))}
+        training = self.terms.training
+        if training is None:
+            return known
+        steps = [training.local_steps(self._size_of(at) or 0, int(self.work[at])) for at in positions]
+        reach = [training.reach(count) for count in steps]
+        known |= {"steps": torch.tensor(steps), "lr": training.learning_rate(self.number)}
+        return known | ({} if None in reach else {"reach": torch.tensor(reach, dtype=torch.float64)})
 
     def _record(self, layers: dict[str, np.ndarray]) -> RoundRecord:
         losses = np.full(len(self.status), np.nan)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
-from fedstrata.clients.modules import same_bits
+from fedstrata.clients.modules import is_whole, same_bits
 from fedstrata.clients.training import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
@@ -144,6 +144,15 @@ class Experiment:
             ],
             "data": notes,
         }
+
+    def module(self, state: ServerState) -> nn.Module:
+        """The global model as a module of its own, all of it contiguous, as files and `view` want it."""
+        model = self.build()
+        self.layers.load(model, state.model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            if is_whole(tensor):  # and not a part of another
+                tensor.data = tensor.data.contiguous()
+        return model.eval()
 
     def first_state(self) -> ServerState:
         """The server before round 1."""

@@ -55,6 +55,11 @@ class SeededTask:
         """The `[task]` table that makes it; if its function is "python", no recipe can, and it is given again."""
         return TaskConfig(function=PYTHON_TASK) if self.given or self.changes else self.table
 
+    @property
+    def has_test(self) -> bool:
+        """Whether the server has a data set "test" to evaluate on."""
+        return self.table.nodes is None
+
     def build(self, seed: int = 0, held_out: float = 0.0, data: Path | None = None) -> Task:
         """The task of a run with this seed.
 
@@ -62,6 +67,10 @@ class SeededTask:
         sets are, if not in the usual place.
         """
         return replace(build_task(self.table, seed, held_out, data, self.given), **self.changes)
+
+
+AnyTask = Task | SeededTask
+"""A task, or what is one when the run's seed is known."""
 
 
 def mnist(**options: Unpack[Options]) -> SeededTask:
@@ -149,10 +158,8 @@ def _table(thing: Any, known: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _name(thing: Any, known: Mapping[str, Any]) -> str | None:
     """Our name for it, or `module:name` if it can be imported elsewhere."""
-    for name, one in known.items():
+    for ours, one in known.items():
         if one is thing:
-            return name
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    if module in (None, "__main__") or name is None or "<" in name:
-        return None
-    return f"{module}:{name}"
+            return ours
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<none>")
+    return None if module in (None, "__main__") or "<" in name else f"{module}:{name}"
