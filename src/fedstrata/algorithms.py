@@ -266,7 +266,12 @@ def to_table(algorithm: Algorithm) -> dict[str, Any]:
                 options |= {k: v for k in parameters(type(mine)) if (v := getattr(mine, k)) != getattr(theirs, k)}
         if options.keys() <= _options(function).keys() and function(**options) == algorithm:
             return {"name": name, **options}
-    table: dict[str, Any] = {}
+    return axes_of(algorithm) | ({"private": list(algorithm.private)} if algorithm.private else {})
+
+
+def axes_of(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """The table of each axis; where FedAvg's choice goes without saying, there is none."""
+    table: dict[str, dict[str, Any]] = {}
     for axis, rules in AXES.items():
         rule = getattr(algorithm, axis)
         if axis in ("server", "combine") and rule == getattr(Algorithm(), axis):
@@ -275,7 +280,7 @@ def to_table(algorithm: Algorithm) -> dict[str, Any]:
         name = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
         given = {key: getattr(rule, key) for key in parameters(cls)}
         table[axis] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
-    return table | ({"private": list(algorithm.private)} if algorithm.private else {})
+    return table
 
 
 def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, dict[str, Any]]) -> Algorithm:

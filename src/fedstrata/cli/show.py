@@ -251,13 +251,13 @@ def _recipes() -> Table:
 
 
 def _algorithms() -> Table:
-    from fedstrata.algorithms import NAMED, to_table
+    from fedstrata.algorithms import NAMED, axes_of
 
     axes = ("objective", "selection", "weighting")
     table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
     for name, function in NAMED.items():
         algorithm = function()
-        parts = to_table(algorithm)
+        parts = axes_of(algorithm)
         table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
     return table
 

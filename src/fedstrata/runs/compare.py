@@ -65,7 +65,7 @@ def compare(
                 bar.reaches(line["round"])
                 if on_round is not None:
                     on_round(job, line)
-    write_results(comparison)
+    write_results(comparison.path)
     return comparison
 
 
