@@ -117,6 +117,27 @@ def test_a_run_of_it_is_the_recipes_and_resumes_without_it(
     same_run(tmp_path / "python", tmp_path / "whole")
 
 
+def test_every_way_in_takes_it(tiny: Any, tmp_path: Path) -> None:
+    """The one that a recipe can say, and one that it cannot; a comparison's seeds have partitions of their own."""
+    scheme = partitions.dirichlet(clients=4, alpha=1.0)
+    named = tasks.mnist_mini(partition=scheme, model="logreg")
+    for number, task in enumerate((named, tasks.mnist_mini(partition=scheme, model=lambda classes: Small(classes)))):
+        options: dict[str, Any] = {"rounds": 1, "workers": 1, "steps": 2, "batch_size": 4}
+        ((state, record),) = fedstrata.simulate(task, "fedavg", seed=1, **options)
+        run = fedstrata.run(task, "fedavg", seed=1, out=tmp_path / str(number), **options)
+        assert run.summary()["weights_sha256"] is not None
+        assert run.history()[0]["metrics"] == record.metrics
+        assert torch.equal(run.model(task=task).state_dict()["fc.weight"], state.state_dict()["fc.weight"])
+        compared = fedstrata.compare(task, ["fedavg"], seeds=[1, 2], out=tmp_path / f"compared-{number}", **options)
+        runs = [fedstrata.Run(job.path) for job in compared.jobs]
+        assert runs[0].history()[0]["metrics"] == record.metrics
+        tables = [one.about.data.table for one in runs]
+        assert tables == [task.build(seed).notes["table"] for seed in (1, 2)]
+        assert tables[0] != tables[1]
+    with pytest.raises(BadValue, match="second task"):
+        fedstrata.run(named, task=named)
+
+
 def test_settings_still_change_what_a_recipe_can_say(tiny: Any, tmp_path: Path) -> None:
     task = tasks.mnist_mini(partition=partitions.iid(4, 12), model="mlp")
     run = fedstrata.run(SETTINGS, task=task, settings={"task.model.hidden": 3}, out=tmp_path / "run")
@@ -195,7 +216,7 @@ def test_an_experiment_takes_it_as_it_takes_a_task(tiny: Any, tmp_path: Path) ->
         ({"partition": {"name": "dirichlet", "clients": 3, "alpha": "high"}}, "partition.alpha", "number"),
         ({"model": "cn"}, "model.name", "did you mean cnn"),
         ({"model": nn.Linear(1, 1)}, "model", "not a model"),
-        ({"model": partial(models.mlp, **{"hiden": 3})}, "model.hiden", "did you mean hidden"),
+        ({"model": {"name": "mlp", "hiden": 3}}, "model.hiden", "did you mean hidden"),
         ({"model": {"name": "mlp", "hidden": "wide"}}, "model.hidden", "integer"),
         ({"validation": -1}, "validation", "greater than or equal to 0"),
         ({"inputs": "raw"}, "inputs", "'normalised' or 'unit'"),

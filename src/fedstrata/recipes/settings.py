@@ -96,7 +96,7 @@ def resolved(
             on = [*what.evaluation, *(["clients"] if what.held_out is not None else [])][:1]
             changes |= {"evaluation.on": on} if on else {}
     elif isinstance(what, TaskConfig):
-        table = {"task": what.model_dump(mode="json", exclude_none=True, exclude_defaults=True)}
+        table = {"task": _task_table(what)}
     elif isinstance(what, Recipe):
         table = what.to_table()
     else:
@@ -107,6 +107,18 @@ def resolved(
             changes = {"layers.grouping": _as_toml(algorithm.grouping), **changes}
         algorithm = described
     return load(table, algorithm=algorithm, settings=changes, seed=seed), task
+
+
+def with_task(what: What, task: SeededTask) -> What:
+    """A recipe with another task."""
+    if isinstance(what, Task | SeededTask | TaskConfig):
+        raise BadValue("task", task, "is the second task; leave one out")
+    table = what.to_table() if isinstance(what, Recipe) else as_table(what)
+    return table | {"task": _task_table(task.config)}
+
+
+def _task_table(config: TaskConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 
 
 def task_without_recipe(what: What) -> AnyTask | None:

@@ -26,7 +26,7 @@ from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import Recipe
-from fedstrata.recipes.settings import Settings, What, resolved
+from fedstrata.recipes.settings import Settings, What, resolved, task_without_recipe, with_task
 from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
@@ -176,6 +176,8 @@ def run(
 
     >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
     """
+    if isinstance(task, SeededTask):
+        what, task = with_task(what, task), task_without_recipe(task)
     recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
     where = Path(data) if data is not None else None
     new, experiment = create_run(recipe, out, task=given if task is None else task, data=where)
