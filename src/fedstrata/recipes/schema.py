@@ -29,6 +29,9 @@ from fedstrata.tasks.config import Options, TaskConfig
 FORMAT = 1
 """Version of the recipe format."""
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What a recipe may be called, as run directories are named by it."""
+
 _log = logging.getLogger("fedstrata")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
