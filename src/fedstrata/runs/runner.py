@@ -17,7 +17,7 @@ from typing import Any
 
 from fedstrata.algorithms import to_table
 from fedstrata.clients import evaluation
-from fedstrata.clients.evaluation import Results, Unmeasured
+from fedstrata.clients.evaluation import NEWCOMERS, Each, Results, Unmeasured
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
@@ -104,13 +104,16 @@ def run_rounds(
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
         engine = stack.enter_context(open_engine(experiment) if engine is None else nullcontext(engine))
         config, settings = experiment.recipe.evaluation, experiment.recipe.record
+        if (versions := getattr(engine, "versions", None)) is not None:
+            writer.load_memory(whole, versions)
         try:
             for after, record in fit(whole, experiment.algorithm, engine, experiment.plan):
                 started = time.perf_counter()
                 metrics: Results = {}
                 unmeasured: Unmeasured = []
+                each: Each = {}
                 if record.round % config.every == 0 or record.round == experiment.recipe.training.rounds:
-                    metrics, unmeasured = evaluation.evaluate(
+                    metrics, unmeasured, each = evaluation.evaluate(
                         engine,
                         experiment.task,
                         after.model,
@@ -119,16 +122,20 @@ def run_rounds(
                         experiment.recipe.seed,
                         config.clients,
                         record.attempt,
+                        after.memory,
+                        config.fine_tune,
                     )
                 upload += record.ledger.upload
                 seconds = record.seconds + time.perf_counter() - started
                 if settings.layers:
                     writer.store_layers(record)
+                if each:
+                    writer.store_clients(record.round, each)
                 line = writer.append_history(_line(record, experiment.layers, metrics, unmeasured, upload, seconds))
                 whole = after
                 over = run.is_over([line])
                 if over or record.round % settings.checkpoint_every == 0:
-                    writer.store_checkpoint(whole)
+                    writer.store_checkpoint(whole, versions)
                     stored = whole.round
                 yield line
                 if over:
@@ -141,7 +148,7 @@ def run_rounds(
             if after.round > whole.round and len(writer.history()) == after.round:
                 whole = after
             if whole.round > stored:
-                writer.store_checkpoint(whole)
+                writer.store_checkpoint(whole, versions)
 
 
 def run(
@@ -241,7 +248,8 @@ def _line(
 ) -> dict[str, Any]:
     """A round as its history line is stored."""
     ledger = record.ledger
-    evaluated = metrics.get("clients", {}).get("clients", 0.0) + len(unmeasured)
+    measured = sum(metrics.get(place, {}).get("clients", 0.0) for place in ("clients", NEWCOMERS))
+    evaluated = measured + len(unmeasured)
     return {
         "round": record.round,
         "attempt": record.attempt,
