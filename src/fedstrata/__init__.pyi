@@ -1,3 +1,4 @@
+from . import tasks as tasks
 from ._version import __version__ as __version__
 from .algorithms import adaptive_mu as adaptive_mu
 from .algorithms import fedadp as fedadp
@@ -80,6 +81,8 @@ from .selections import NeuronPruning as NeuronPruning
 from .selections import RandomClients as RandomClients
 from .selections import RandomLayers as RandomLayers
 from .server import Server as Server
+from .tasks import models as models
+from .tasks import partitions as partitions
 from .tasks.metric import Metric as Metric
 from .tasks.task import Task as Task
 from .weightings import FedAdp as FedAdp

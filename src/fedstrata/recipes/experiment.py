@@ -28,10 +28,10 @@ from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
-from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.metric import ACCURACY
 from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.seeded import SeededTask
 from fedstrata.tasks.task import MOST_COUNTED, Task
 
 _log = logging.getLogger("fedstrata")
@@ -168,7 +168,7 @@ class Experiment:
         return initial_state(self.initial.clone(), self.algorithm, len(self.task.clients), self.layers)
 
 
-def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None = None) -> Experiment:
+def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data: Path | None = None) -> Experiment:
     """Load the data and build the model; everything that can be wrong before the first round is found here."""
     evaluation = recipe.evaluation
     if recipe.engine.name == "flower":
@@ -177,9 +177,9 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
         if recipe.task.function == PYTHON_TASK:
             problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
             raise RecipeError("engine.name", "flower", problem)
-    if task is None:
-        held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
-        task = build_task(recipe.task, recipe.seed, held_out, data)
+    if not isinstance(task, Task):
+        seeded = task or SeededTask(recipe.task)
+        task = seeded.build(recipe.seed, evaluation.held_out if "clients" in evaluation.on else 0.0, data)
     if task.metric is ACCURACY and evaluation.target is not None:
         check_accuracy_target(evaluation.target)
     for name in evaluation.on:

@@ -22,7 +22,7 @@ from fedstrata.tasks.metric import Metric
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedstrata.tasks.task import Task
+    from fedstrata.tasks.seeded import AnyTask
 
 _log = logging.getLogger("fedstrata")
 
@@ -136,7 +136,7 @@ class Run:
             what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
             _log.warning("%s", printable(what))
 
-    def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
+    def model(self, *, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
         """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
         from fedstrata.runs.trained import trained_model
 
@@ -144,7 +144,7 @@ class Run:
             self.announce_imports()
         return trained_model(self.directory, task, data)
 
-    def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
+    def export(self, path: str | Path, *, task: AnyTask | None = None, data: Path | None = None) -> None:
         """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
         from fedstrata.runs.trained import write_model
 

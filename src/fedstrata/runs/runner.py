@@ -27,7 +27,7 @@ from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import Recipe
-from fedstrata.recipes.settings import Settings, What, resolved
+from fedstrata.recipes.settings import Settings, What, resolved, task_without_recipe, with_task
 from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
@@ -35,7 +35,7 @@ from fedstrata.runs.progress import progress
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state, make_directory, open_for_writing
 from fedstrata.tasks.config import PYTHON_TASK
-from fedstrata.tasks.task import Task
+from fedstrata.tasks.seeded import AnyTask, SeededTask
 
 CHANGEABLE_ON_RESUME = (
     "training.rounds",
@@ -50,10 +50,12 @@ _log = logging.getLogger("fedstrata")
 
 
 def create_run(
-    recipe: Recipe, out: str | Path | None = None, *, task: Task | None = None, data: Path | None = None
+    recipe: Recipe, out: str | Path | None = None, *, task: AnyTask | None = None, data: Path | None = None
 ) -> tuple[Run, Experiment]:
     """Check everything, and make the run directory."""
-    if task is not None:
+    if isinstance(task, SeededTask):
+        recipe = recipe.model_copy(update={"task": task.config})
+    elif task is not None:
         recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"function": PYTHON_TASK})})
     experiment = build_experiment(recipe, task, data)
     experiment.require_data()
@@ -164,7 +166,7 @@ def run(
     what: What = "quickstart",
     algorithm: str | Mapping[str, Any] | Algorithm | None = None,
     *,
-    task: Task | None = None,
+    task: AnyTask | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     seed: int | None = None,
     out: str | Path | None = None,
@@ -181,6 +183,8 @@ def run(
 
     >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
     """
+    if isinstance(task, SeededTask):
+        what, task = with_task(what, task), task_without_recipe(task)
     recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
     where = Path(data) if data is not None else None
     new, experiment = create_run(recipe, out, task=given if task is None else task, data=where)
@@ -201,7 +205,7 @@ def resume(
     path: str | Path,
     *,
     settings: Iterable[str] | Mapping[str, Any] = (),
-    task: Task | None = None,
+    task: AnyTask | None = None,
     data: str | Path | None = None,
     strict: bool = False,
     on_round: Callable[[Line], None] | None = None,
