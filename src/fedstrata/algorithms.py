@@ -16,7 +16,7 @@ from fedstrata.combinations import COMBINATIONS
 from fedstrata.core.axes import Algorithm, Combination, Objective, Selection, ServerStep, Weighting
 from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.grouping import Grouping
-from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx
+from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Scaffold
 from fedstrata.objectives.fedlap import Form, Refresh, Units
 from fedstrata.registry import build, check_type, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS, FedLDF, NeuronPruning, RandomClients, RandomLayers
@@ -189,6 +189,26 @@ def fedlap(
     Uniform()
     """
     return _composed({"weighting": Uniform(), **axes}, objective=FedLap(q, form, units, refresh, through))
+
+
+@_named
+def fedper(**axes: Unpack[Axes]) -> Algorithm:
+    """FedPer (Arivazhagan et al., 2019): FedAvg whose last layer stays with each client.
+
+    >>> fedper().private
+    ('last',)
+    """
+    return _composed({"private": ("last",), **axes})
+
+
+@_named
+def scaffold(**axes: Unpack[Axes]) -> Algorithm:
+    """SCAFFOLD (Karimireddy et al., ICML 2020), option II: gradients are corrected by c − c_k, clients count the same.
+
+    >>> scaffold().objective
+    Scaffold()
+    """
+    return _composed({"weighting": Uniform(), **axes}, objective=Scaffold())
 
 
 def named(name: str, **options: Any) -> Algorithm:

@@ -62,6 +62,8 @@ class RoundRecord:
     """The new model's loss and metric on each data set, in rounds that are evaluated."""
     unmeasured: tuple[tuple[int, Status], ...] = ()
     """The clients that could not be evaluated, and why."""
+    each: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What each client came to on its own held-out data, where clients are evaluated: `client`, `loss`, the metric, …"""
 
     @property
     def lost(self) -> list[tuple[int, Status]]:

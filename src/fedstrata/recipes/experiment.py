@@ -24,7 +24,7 @@ from fedstrata.clients.training import Setup, build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
-from fedstrata.core.layers import Layers
+from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
@@ -61,7 +61,16 @@ class Experiment:
     def plan(self) -> Plan:
         """What `fit` needs."""
         recipe, table = self.recipe, self.recipe.training
-        return Plan(self.layers, table.rounds, table.participation, table.local, recipe.seed, recipe.record.layers)
+        record = recipe.record
+        return Plan(
+            self.layers,
+            table.rounds,
+            table.participation,
+            table.local,
+            recipe.seed,
+            record.layers,
+            record.checkpoint_every,
+        )
 
     @property
     def setup(self) -> Setup:
@@ -192,9 +201,26 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = recipe.built_algorithm
     check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
-    layers = Layers.of(model, recipe.grouping())
+    layers = _layers(model, recipe, algorithm)
     _check_builder(model, build(), layers)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
+
+
+def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
+    """The model's layers. A pattern of private ones that a recipe has must fit; a named algorithm's own need not."""
+    for pattern in unmatched(model, algorithm.private):
+        problem = "matches no tensor of the model"
+        if "private" in recipe.algorithm:
+            raise RecipeError("algorithm.private", pattern, problem)
+        _log.warning(
+            "%s", printable(f"{recipe.label}: private = {pattern!r} {problem}: nothing stays on clients by it")
+        )
+    layers = Layers.of(model, recipe.grouping(), algorithm.private)
+    evaluation = recipe.evaluation
+    if layers.private and evaluation.private is None and (servers := [n for n in evaluation.on if n != "clients"]):
+        problem = "the server has no private layers; evaluate on clients, or say evaluation.private = 'initial'"
+        raise RecipeError("evaluation.on", servers[0], problem)
+    return layers
 
 
 def _build(task: Task, recipe: Recipe) -> nn.Module:

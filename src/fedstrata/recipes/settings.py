@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -10,7 +11,7 @@ from fedstrata.algorithms import to_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import BadValue
 from fedstrata.core.grouping import Grouping
-from fedstrata.recipes.schema import Recipe, Training, as_table, load
+from fedstrata.recipes.schema import NAME, Recipe, Training, as_table, load
 from fedstrata.registry import did_you_mean
 from fedstrata.tasks.config import PYTHON_TASK, TaskConfig
 from fedstrata.tasks.seeded import AnyTask, SeededTask
@@ -92,6 +93,8 @@ def resolved(
         what = what.config
     if isinstance(what, Task):
         table: dict[str, Any] = {"task": {"function": PYTHON_TASK}}
+        if what.name != "custom" and re.fullmatch(NAME, what.name):
+            table["name"] = what.name
         if "evaluation.on" not in changes and "test" not in what.evaluation:
             on = [*what.evaluation, *(["clients"] if what.held_out is not None else [])][:1]
             changes |= {"evaluation.on": on} if on else {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from fedstrata.clients import evaluation
+from fedstrata.clients.evaluation import NEWCOMERS
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
@@ -108,16 +109,20 @@ def run_rounds(
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
         engine = stack.enter_context(open_engine(experiment) if engine is None else nullcontext(engine))
         settings = experiment.recipe.record
+        if (versions := getattr(engine, "versions", None)) is not None:
+            writer.load_memory(whole, versions)
         try:
             for after, record in evaluated_rounds(whole, experiment, engine):
                 upload += record.ledger.upload
                 if settings.layers:
                     writer.store_layers(record)
+                if record.each:
+                    writer.store_clients(record.round, record.each)
                 line = writer.append_history(_line(record, experiment.layers, upload))
                 whole = after
                 over = run.is_over([line])
                 if over or record.round % settings.checkpoint_every == 0:
-                    writer.store_checkpoint(whole)
+                    writer.store_checkpoint(whole, versions)
                     stored = whole.round
                 yield line
                 if over:
@@ -129,7 +134,7 @@ def run_rounds(
             if after.round > whole.round and len(writer.history()) == after.round:
                 whole = after
             if whole.round > stored:
-                writer.store_checkpoint(whole)
+                writer.store_checkpoint(whole, versions)
 
 
 def evaluated_rounds(
@@ -140,7 +145,7 @@ def evaluated_rounds(
     for after, record in fit(state, experiment.algorithm, engine, experiment.plan):
         if record.round % config.every == 0 or record.round == recipe.training.rounds:
             started = time.perf_counter()
-            metrics, unmeasured = evaluation.evaluate(
+            metrics, unmeasured, each = evaluation.evaluate(
                 engine,
                 experiment.task,
                 after.model,
@@ -149,9 +154,11 @@ def evaluated_rounds(
                 recipe.seed,
                 config.clients,
                 record.attempt,
+                after.memory,
+                config.fine_tune,
             )
             seconds = record.seconds + time.perf_counter() - started
-            record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), seconds=seconds)
+            record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), each=each, seconds=seconds)
         yield after, record
 
 
@@ -257,7 +264,8 @@ def default_directory(recipe: Recipe) -> Path:
 def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, Any]:
     """A round as its history line is stored."""
     ledger, metrics = record.ledger, record.metrics
-    evaluated = metrics.get("clients", {}).get("clients", 0.0) + len(record.unmeasured)
+    measured = sum(metrics.get(place, {}).get("clients", 0.0) for place in ("clients", NEWCOMERS))
+    evaluated = measured + len(record.unmeasured)
     return {
         "round": record.round,
         "attempt": record.attempt,
