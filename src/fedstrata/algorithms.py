@@ -352,17 +352,33 @@ def _built(axis: str, rule: Any, before: Any, given: Mapping[str, Any]) -> Any:
 
 
 def to_table(algorithm: Algorithm) -> dict[str, Any]:
-    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed."""
-    table: dict[str, Any] = {}
+    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed.
+
+    A named one with its options goes by its name. The grouping of any other is for the recipe's `[layers]` to say.
+    """
+    for name, function in NAMED.items():
+        own, options = function(), dict[str, Any]()
+        for axis in AXES:
+            mine, theirs = getattr(algorithm, axis), getattr(own, axis)
+            if type(mine) is type(theirs) and mine != theirs:
+                options |= {k: v for k in parameters(type(mine)) if (v := getattr(mine, k)) != getattr(theirs, k)}
+        if options.keys() <= _options(function).keys() and function(**options) == algorithm:
+            return {"name": name, **options}
+    return axes_of(algorithm) | ({"private": list(algorithm.private)} if algorithm.private else {})
+
+
+def axes_of(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """The table of each axis; where FedAvg's choice goes without saying, there is none."""
+    table: dict[str, dict[str, Any]] = {}
     for axis, rules in AXES.items():
         rule = getattr(algorithm, axis)
         if axis in ("server", "combine") and rule == getattr(Algorithm(), axis):
             continue
         cls = type(rule)
-        own = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
-        options = {key: getattr(rule, key) for key in parameters(cls)}
-        table[axis] = {"name": own, **{key: value for key, value in options.items() if value is not None}}
-    return table | ({"private": list(algorithm.private)} if algorithm.private else {})
+        name = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
+        given = {key: getattr(rule, key) for key in parameters(cls)}
+        table[axis] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
+    return table
 
 
 def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, dict[str, Any]]) -> Algorithm:

@@ -36,7 +36,7 @@ class BadValue(UserError, ValueError):
 
     def __init__(self, field: str, value: object, problem: str) -> None:
         self.field, self.value, self.problem = field, value, problem
-        super().__init__(f"{field} {problem}, got {value!r}")
+        super().__init__(f"{field}: {problem}" if value is MISSING else f"{field} {problem}, got {value!r}")
 
 
 class RecipeError(UserError):
