@@ -59,7 +59,7 @@ def fit(
         number = state.round + 1
 
         def draw(attempt: int, number: int = number) -> Participants:
-            return _drawn(plan, engine.sizes, number, attempt)
+            return draw_participants(plan, engine.sizes, number, attempt)
 
         round = Round(state, algorithm, terms, draw, number)
         play(round, engine.exchange)
@@ -68,7 +68,7 @@ def fit(
         yield state, record
 
 
-def _drawn(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
+def draw_participants(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
     """Sample the round's clients, how much each will do, and who is lost on the way."""
     part, seed, full = plan.participation, plan.seed, plan.training.full_work
     clients = part.sample(sizes, seed, number, attempt)

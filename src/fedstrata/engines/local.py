@@ -75,7 +75,8 @@ class LocalEngine:
         if self._crew is None or not orders or orders[0].kind == "upload":  # what was kept lies in our own memory
             yield from ((order, self._client.answer(order)) for order in orders)
         else:
-            yield from self._crew.exchange(orders)
+            for some in self._crew.in_turns(orders):
+                yield from self._crew.exchange(some)
 
 
 def _shared(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -143,15 +144,16 @@ class _Worker:
 
 
 class _Crew:
-    """The worker processes and the memory they share with us: one model, and a row for each update."""
+    """The worker processes and the memory they share with us: a model, and a row for each update (or another model)."""
 
     def __init__(self, client: Client, workers: int, slots: int, sizes: np.ndarray) -> None:
         layers = client.setup.layers
         self._client, self._sizes = client, sizes
-        self._model = _shared(1, layers.numel, layers.dtype)[0]
+        model = _shared(1, layers.numel, layers.dtype)[0]
         self._rows = list(_shared(slots, layers.numel, layers.dtype))
         self._begun = mmap.mmap(-1, workers)
-        self._post = _Post([self._model, *self._rows])
+        self._places = [model, *self._rows]
+        self._post = _Post(self._places)
         self._team: list[_Worker] = []
         for at in range(workers):
             self._team.append(self._hire(at))
@@ -167,11 +169,27 @@ class _Crew:
         theirs.close()
         return _Worker(process, ours)
 
+    def in_turns(self, orders: Sequence[Order]) -> Iterator[Sequence[Order]]:
+        """Orders for which there is room: of one model all at once; of more, the rows of updates have room as well."""
+        turn: list[Order] = []
+        models: set[int] = set()
+        for order in orders:
+            if id(order.model) not in models and len(models) == len(self._places):
+                yield turn
+                turn, models = [], set()
+            turn.append(order)
+            models.add(id(order.model))
+        yield turn
+
     def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         """Every order's answer. A worker that dies changes none: its order is given out once more, whole."""
-        assert orders[0].model is not None
-        self._model.copy_(orders[0].model)
-        jobs = deque(_Job(order, replace(order, model=self._model)) for order in orders)
+        places: dict[int, Tensor] = {}
+        for order in orders:
+            assert order.model is not None
+            if id(order.model) not in places:
+                places[id(order.model)] = self._places[len(places)]
+                places[id(order.model)].copy_(order.model)
+        jobs = deque(_Job(order, replace(order, model=places[id(order.model)])) for order in orders)
         if orders[0].kind == "train":
             self._client.kept.clear()
             for slot, job in enumerate(jobs):

@@ -114,6 +114,13 @@ class Folder:
                 self._unlink(folder, partial)  # a full disk needs the room
                 raise
 
+    def make(self, name: str) -> None:
+        """Make a folder below."""
+        with self._folder_of(name) as (folder, last):
+            assert folder is not None
+            with suppress(FileExistsError):
+                os.mkdir(last, dir_fd=folder)
+
     def append_line(self, name: str, line: bytes) -> None:
         """Add a line to a file. A kill in the middle leaves a torn last line, which readers drop."""
         handle = self._open(name, os.O_WRONLY | os.O_APPEND)

@@ -27,12 +27,10 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import environment, formats
-from fedstrata.runs.directory import RunDirectory, digest, round_file, sha256
+from fedstrata.runs.directory import Checkpoint, RunDirectory, digest, round_file, sha256
 from fedstrata.runs.environment import differences
 from fedstrata.runs.files import TEMPORARY, WHILE_WRITING, Folder, locked, sync_folder
 from fedstrata.runs.formats import RUN_FORMAT, Line, damaged
-
-_KEPT_CHECKPOINTS = 2
 
 
 def make_directory(path: Path, recipe: Recipe, about: Mapping[str, Any], state: ServerState) -> None:
@@ -128,7 +126,7 @@ class RunWriter(RunDirectory):
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
-        for round in self.rounds("checkpoints")[:-_KEPT_CHECKPOINTS]:
+        for round in self.rounds("checkpoints")[: -self.recipe.record.keep_checkpoints]:
             self.files.remove(round_file("checkpoints", round))
 
     def rewind(self, round: int) -> list[Line]:
@@ -164,7 +162,15 @@ class RunWriter(RunDirectory):
 
 def last_state(directory: RunDirectory, layers: Layers | None = None) -> ServerState:
     """The state after the last checkpoint, checked, if they are given, against the model's layers."""
-    last = directory.last_checkpoint()
+    return _state(directory, directory.last_checkpoint(), layers)
+
+
+def state_after(directory: RunDirectory, layers: Layers, round: int) -> ServerState:
+    """The same after a round whose checkpoint is kept."""
+    return _state(directory, directory.checkpoint(round), layers)
+
+
+def _state(directory: RunDirectory, last: Checkpoint, layers: Layers | None) -> ServerState:
     path = directory.path / round_file("checkpoints", last.round)
     parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
     try:
