@@ -43,6 +43,8 @@ SKEWS: dict[str, Iid | Dirichlet | IidMix] = {
 FAULTS = ("flipped labels", "scale of one input", "noise", "few samples", "stuck")
 TRAINING = {"rounds": 15, "epochs": 2, "batch_size": 20, "lr": 0.05}
 ONE_WORKER = {"workers": 1}
+PROBED = 7
+"""The round in the middle, when there is still something to learn."""
 REPORTED = range(5, 10)
 
 
@@ -135,7 +137,8 @@ def run_faulty(out: Path, skew: str, fault: str, seed: int) -> None:
     """One run with this fault; none, if it is empty."""
     options = {"skew": skew, "fault": fault, "seed": seed}
     table = {"name": "findings", "task": {"function": "benchmarks.findings:task", "options": options}}
-    experiment = build_experiment(fedstrata.load({**table, "training": TRAINING, "engine": ONE_WORKER}, seed=seed))
+    settings = {"training": TRAINING, "engine": ONE_WORKER, "record": {"keep_checkpoints": 16}}
+    experiment = build_experiment(fedstrata.load({**table, **settings}, seed=seed))
     run = start_run(experiment, out)
     with engine_of(experiment, fault) as engine:
         list(run_rounds(run, experiment, engine))
@@ -223,7 +226,7 @@ class Cell:
     runs: int = 0
     found: int = 0
     first: int = 0
-    """How often the probe of the last round put the faulty client first."""
+    """How often the probe put the faulty client first."""
     harmful: int = 0
     """How often the model would have been better without it."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -265,10 +268,10 @@ def table(folder: Path, seeds: Sequence[int]) -> None:
 
 
 def _probe(out: Path, fault: str) -> fedstrata.Probe:
-    """That of the last round."""
+    """What the model would be without each client."""
     experiment = build_experiment(fedstrata.Run(out).recipe)
     with engine_of(experiment, fault) as engine:
-        found = fedstrata.probe(out, task=experiment.task, engine=engine)
+        found = fedstrata.probe(out, PROBED, task=experiment.task, engine=engine)
     assert found.matches, out
     return found
 
