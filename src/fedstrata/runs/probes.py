@@ -133,8 +133,7 @@ def store_probe(directory: RunDirectory, probe: Probe) -> None:
         "matches": "yes" if probe.matches else "no",
     }
     metadata["sha256"] = digest(arrays, metadata)
-    if not directory.files.has(FOLDER):
-        directory.files.make(FOLDER)
+    directory.files.make_folder(FOLDER)
     directory.files.write(round_file(FOLDER, probe.round), save(dict(sorted(arrays.items())), metadata))
 
 

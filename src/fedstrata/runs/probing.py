@@ -25,15 +25,17 @@ from fedstrata.clients.evaluation import measure
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
-from fedstrata.core.fit import Engine, draw_participants
+from fedstrata.core.fit import Engine, draw_participants, terms_of
+from fedstrata.core.memory import tags
 from fedstrata.core.messages import Answer, Order, Reply, keep_layers
 from fedstrata.core.record import RoundFailed
-from fedstrata.core.round import Participants, Round, Terms, play
+from fedstrata.core.round import Participants, Round, play
 from fedstrata.core.state import ServerState, conclude
 from fedstrata.core.status import SILENT, Status
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.runs.formats import Line
+from fedstrata.runs.packs import Packs
 from fedstrata.runs.probes import Probe, Sizes, store_probe
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import state_after
@@ -75,6 +77,8 @@ def probe(
     with ExitStack() as stack:
         local = LocalEngine(experiment.setup, workers or run.recipe.engine.workers, experiment.cohort_size)
         runs: Engine = stack.enter_context(local if engine is None else nullcontext(engine))
+        if before.memory and (versions := getattr(runs, "versions", None)) is not None:
+            Packs(run.directory.files, str(run.directory.id)).load(before.round, before.memory, versions)
         again = Again(experiment, before, line, runs)
         checked, matches = _compared(run, again)
         if not matches:
@@ -127,6 +131,8 @@ class Again:
         self.experiment, self.before = experiment, before
         self.number, self.attempt, sizes = line["round"], line["attempt"], engine.sizes
         who = draw_participants(experiment.plan, sizes, self.number, self.attempt)
+        terms = terms_of(experiment.plan, sizes)
+        self._terms = replace(terms, first_attempt=self.attempt, attempts=self.attempt + 1, min_share=0.0)
         lost = {one["client"]: Status(one["kind"], one["reason"]) for one in line["lost"]}
         absent = {at: lost[client] for at, client in enumerate(who.clients.tolist()) if client in lost}
         self.participants = replace(who, absent={**who.absent, **absent})
@@ -143,13 +149,7 @@ class Again:
         return len(self.experiment.layers)
 
     def _played(self, exchange: Callable[[Sequence[Order]], Iterator[tuple[Order, Answer]]], record: bool) -> Round:
-        terms = Terms(
-            self.experiment.layers,
-            self.experiment.recipe.seed,
-            first_attempt=self.attempt,
-            attempts=self.attempt + 1,
-            record=record,
-        )
+        terms = replace(self._terms, record=record)
         round = Round(self.before, self.experiment.algorithm, terms, self._draw, self.number)
         play(round, exchange)
         return round
@@ -163,9 +163,9 @@ class Again:
             for order, answer in engine.exchange(orders):
                 self._replies[order.client] = _own(answer) if isinstance(answer, Reply) else answer
             if orders[0].answer == "scores":
-                everything = torch.ones(self.layers, dtype=torch.bool)
+                everything, base = torch.ones(self.layers, dtype=torch.bool), tags(self.before.memory)
                 uploads = [
-                    Order("upload", self.number, self.attempt, client, mask=everything.clone())
+                    Order("upload", self.number, self.attempt, client, mask=everything.clone(), base=base.get(client))
                     for client, answer in sorted(self._replies.items())
                     if isinstance(answer, Reply)
                 ]
@@ -236,7 +236,7 @@ def _compared(run: Run, again: Again) -> tuple[str, bool]:
     """What is stored of the round, and whether the round computed again has the same bits."""
     if again.number in run.directory.rounds("checkpoints"):
         stored = state_after(run.directory, again.experiment.layers, again.number)
-        parts = ("objective", "weighting", "server")
+        parts = ("objective", "weighting", "server", "memory")
         same = torch.equal(stored.model, again.after.model) and all(
             _same_states(getattr(stored, part), getattr(again.after, part)) for part in parts
         )
