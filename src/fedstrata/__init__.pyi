@@ -93,6 +93,9 @@ from .recipes.schema import Recipe as Recipe
 from .recipes.schema import load as load
 from .runs.compare import compare as compare
 from .runs.comparison import Comparison as Comparison
+from .runs.findings import Finding as Finding
+from .runs.probes import Probe as Probe
+from .runs.probing import probe as probe
 from .runs.reader import Run as Run
 from .runs.runner import resume as resume
 from .runs.runner import run as run

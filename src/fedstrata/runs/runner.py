@@ -43,6 +43,7 @@ CHANGEABLE_ON_RESUME = (
     "evaluation.stop_at_target",
     "engine.workers",
     "engine.timeout",
+    "record.keep_checkpoints",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
