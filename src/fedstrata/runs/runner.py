@@ -29,6 +29,7 @@ from fedstrata.recipes.schema import Recipe, as_table, load
 from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
+from fedstrata.runs.progress import Progress
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state, make_directory, open_for_writing
 from fedstrata.tasks.config import PYTHON_TASK
@@ -165,9 +166,9 @@ def run(
         settings = {"task.function": PYTHON_TASK, **_as_mapping(settings)}
     recipe = load(table, algorithm=algorithm, settings=settings, seed=seed)
     new, experiment = create_run(recipe, out, task=task, data=Path(data) if data is not None else None)
+    show = on_round or Progress().of(new)
     for line in run_rounds(new, experiment):
-        if on_round is not None:
-            on_round(line)
+        show(line)
     return new
 
 
@@ -185,9 +186,9 @@ def resume(
     With another torch, NumPy or CPU than before, the log says so and `run.json` records it; if `strict`, it is refused.
     """
     old = reopen(path, settings, strict)
+    show = on_round or Progress().of(old)
     for line in run_rounds(old, strict=strict, task=task, data=Path(data) if data is not None else None):
-        if on_round is not None:
-            on_round(line)
+        show(line)
     return old
 
 
