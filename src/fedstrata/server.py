@@ -159,6 +159,7 @@ class Server:
             self.seed,
             min_replies=self.min_replies,
             record=self.record,
+            population=len(self.rows),
             wire_bytes=self.packing.bytes_per_layer,
             spells_out_whole=spells_out_whole,
         )

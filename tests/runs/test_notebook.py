@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata.algorithms import NAMED, fedldf, fedprox
+from fedstrata.algorithms import AXES, NAMED, fedldf, fedprox
 from fedstrata.core.display import Table
 from fedstrata.runs.compare import begin_comparison, run_job
 from fedstrata.runs.comparison import read_comparison
@@ -117,7 +117,7 @@ def test_names_of_others_are_text(tiny: Any, tmp_path: Path) -> None:
 def test_a_comparison(compared: Path) -> None:
     comparison, _ = read_comparison(compared)
     assert repr(comparison) == f"<Comparison {compared}: fedavg, fedldf:n=2; seeds 0, 1>"
-    values = [f"{run.summary()['accuracy']:.4f}" for run in comparison.runs().values()]
+    values = [f"{run.summary()['accuracy']:.4f}" for run in comparison.runs.values()]
     outcomes, differences = comparison.tables()
     assert [row[:2] for row in outcomes.rows] == [
         ("fedavg", f"{values[0]}, {values[2]}"),
@@ -137,10 +137,8 @@ def test_a_comparison_that_has_not_been_run(tiny: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_an_algorithm_can_be_written_as_it_is_shown(name: str) -> None:
     algorithm = NAMED[name]()
-    assert (
-        eval(repr(algorithm), vars(fedstrata) | {key: getattr(fedstrata, key) for key in fedstrata.__all__})
-        == algorithm
-    )
+    rules = {rule.__name__: rule for known in AXES.values() for rule in known.values()}
+    assert eval(repr(algorithm), rules | {"Algorithm": fedstrata.Algorithm}) == algorithm
 
 
 def test_an_algorithm_shows_what_is_not_fedavg() -> None:
@@ -186,10 +184,10 @@ def test_the_frame_of_a_run_without_rounds(tiny: Any, tmp_path: Path) -> None:
 def test_the_frame_of_a_comparison(compared: Path) -> None:
     comparison, _ = read_comparison(compared)
     frame = comparison.frame()
-    assert list(zip(frame["algorithm"], frame["seed"], strict=True)) == list(comparison.runs())
-    assert frame["value"].tolist() == [run.summary()["accuracy"] for run in comparison.runs().values()]
+    assert list(zip(frame["algorithm"], frame["seed"], strict=True)) == list(comparison.runs)
+    assert frame["value"].tolist() == [run.summary()["accuracy"] for run in comparison.runs.values()]
     assert frame["rounds_to_target"].tolist() == [2.0] * 4
-    every = pandas.concat({key: run.frame() for key, run in comparison.runs().items()})
+    every = pandas.concat({key: run.frame() for key, run in comparison.runs.items()})
     assert len(every) == 4 * 3
     assert every["replies"].tolist() == [4] * 12
 
@@ -230,9 +228,10 @@ def test_a_notebook_shows_progress_once(notebook: Any, tiny: Any, tmp_path: Path
     """One output that changes, of which the last state is the run's; nothing is printed beside it."""
     run = fedstrata.run(tiny(), out=tmp_path / "run")
     assert {at for at, _ in notebook} == {0}
+    assert [table.rows[0][1] for _, table in notebook] == ["1/3", "2/3", "3/3"]
     (row,) = notebook[-1][1].rows
-    value = f"accuracy {run.summary()['accuracy']:.4f}"
-    assert row[:3] == ("tiny: fedavg, seed 0", "3/3", value)
+    assert row[0] == "fedavg, seed 0"
+    assert f"accuracy {run.summary()['accuracy']:.4f}" in row[2]
     assert cells(notebook[-1][1])
     fedstrata.resume(run.path, settings={"training.rounds": 4})
     assert {at for at, _ in notebook} == {0, 1}
@@ -240,12 +239,45 @@ def test_a_notebook_shows_progress_once(notebook: Any, tiny: Any, tmp_path: Path
     assert capfd.readouterr() == ("", "")
 
 
-def test_whoever_watches_is_shown_nothing_else(notebook: Any, tiny: Any, tmp_path: Path) -> None:
-    seen: list[int] = []
-    fedstrata.run(tiny(), out=tmp_path / "run", on_round=lambda line: seen.append(line["round"]))
-    assert (seen, notebook) == ([1, 2, 3], [])
+def test_a_notebook_shows_a_comparison_in_one_table(notebook: Any, tiny: Any, tmp_path: Path, capfd: Any) -> None:
+    found = fedstrata.compare(tiny(), ["fedavg", "fedprox"], range(2), out=tmp_path / "c", rounds=1)
+    assert {at for at, _ in notebook} == {0}
+    names = [f"{algorithm}, seed {seed}" for algorithm, seed in found.runs]
+    assert [row[:2] for row in notebook[-1][1].rows] == [(name, "1/1") for name in names]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_script_prints_nothing(tiny: Any, tmp_path: Path, capfd: Any) -> None:
     fedstrata.run(tiny({"engine.workers": 2}), out=tmp_path / "run")
     assert capfd.readouterr() == ("", "")
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_only_run_and_compare_write_and_only_below_out(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing appears in the current folder, the home or the temporary folder of somebody who only looks."""
+    for name in ("here", "home", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+
+    def files() -> set[str]:
+        return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+
+    for _ in fedstrata.simulate(tiny(), fedprox(0.1), rounds=2):
+        pass
+    server = fedstrata.Server({"a": torch.zeros(2)}, fedstrata.fedavg())
+    server.aggregate([{"a": torch.ones(2)}], sizes=[3])
+    assert files() == set()
+    run = fedstrata.run(tiny(), out="mine/run")
+    found = fedstrata.compare(tiny(), ["fedavg"], out="mine/compared")
+    written = files()
+    assert {path.split("/")[:2] == ["here", "mine"] for path in written} == {True}
+    for shown in (run, found):
+        _ = repr(shown), shown._repr_html_(), shown.frame()
+    run.model()
+    assert files() == written

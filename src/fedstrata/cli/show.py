@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,7 @@ def show_command(directory: RunDir) -> None:
         return
     for first, changes in run.directory.changes(done=history[-1]["round"]):
         console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
+    _print_findings(console, run, history)
     console.print(_layer_table(run, history))
     lost = [(line["round"], who) for line in history for who in line["lost"]]
     unmeasured = [(line["round"], who) for line in history for who in line["unmeasured"]]
@@ -81,6 +83,27 @@ def _print_lost(console: Console, title: str, lost: Sequence[tuple[int, Lost]]) 
         for number, who in lost[-10:]:
             table.add_row(str(number), str(who["client"]), who["why"])
         console.print(table)
+
+
+def _print_findings(console: Console, run: Run, history: list[Line]) -> None:
+    """What stands out, the most of each kind first."""
+    try:
+        findings = run.findings(history)
+    except (FedstrataError, OSError) as error:  # a record of an earlier round, which nothing else here needs
+        console.print(f"what stands out is not known: {error}", soft_wrap=True)
+        return
+    if findings:
+        console.print("what stands out", style="bold")
+    for kind, some in groupby(findings, key=lambda finding: finding.kind):
+        told = list(some)
+        for finding in told[:_MOST_TOLD]:
+            console.print(f"  {finding.sentence}", style="yellow" if kind == "client_suspect" else None, soft_wrap=True)
+        if len(told) > _MOST_TOLD:
+            console.print(f"  and {len(told) - _MOST_TOLD} more ({kind})")
+
+
+_MOST_TOLD = 5
+"""Findings of a kind."""
 
 
 def _how_to_go_on(run: Run) -> str:
@@ -228,13 +251,13 @@ def _recipes() -> Table:
 
 
 def _algorithms() -> Table:
-    from fedstrata.algorithms import NAMED, to_table
+    from fedstrata.algorithms import NAMED, axes_of
 
     axes = ("objective", "selection", "weighting")
     table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
     for name, function in NAMED.items():
         algorithm = function()
-        parts = to_table(algorithm)
+        parts = axes_of(algorithm)
         table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
     return table
 

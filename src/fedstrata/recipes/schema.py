@@ -29,6 +29,9 @@ from fedstrata.tasks.config import Options, TaskConfig
 FORMAT = 1
 """Version of the recipe format."""
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What a recipe may be called, as run directories are named by it."""
+
 _log = logging.getLogger("fedstrata")
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -114,6 +117,10 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
+    fine_tune: int = Field(0, ge=0, description="epochs a client trains a copy before it is evaluated on it")
+    private: Literal["initial", "mean"] | None = Field(
+        None, description="the private layers of models that are evaluated on the server; without it, none are"
+    )
     batch_size: int | None = Field(
         None,
         ge=1,
@@ -217,7 +224,9 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        _ = recipe.built_algorithm
+        if recipe.built_algorithm.private and "on" not in recipe.evaluation.model_fields_set:
+            on_clients = recipe.evaluation.model_copy(update={"on": ["clients"]})
+            recipe = recipe.model_copy(update={"evaluation": on_clients})
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.core.display import Table, html
-from fedstrata.core.errors import FedstrataError, RunDirectoryError, visible
+from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError, visible
 from fedstrata.formatting import size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
@@ -46,9 +46,30 @@ class Comparison:
     jobs: tuple[Job, ...]
     path: Path
 
+    @property
     def runs(self) -> dict[tuple[str, int], Run]:
-        """Its runs, by algorithm and seed."""
+        """Every run, by algorithm and seed."""
         return {(job.algorithm, job.seed): Run(job.path) for job in self.jobs}
+
+    def outcomes(self) -> dict[tuple[str, int], Outcome]:
+        """What every run came to, by algorithm and seed."""
+        return {key: outcome(run) for key, run in self.runs.items()}
+
+    def differences(
+        self,
+        what: Literal["metric", "rounds_to_target", "upload", "upload_to_target"] = "metric",
+        baseline: str | None = None,
+    ) -> dict[str, list[float]]:
+        """Each algorithm's outcome minus the baseline's, seed by seed; the baseline is the first one if not given.
+
+        Infinite where only one of the two reached the target, NaN where neither did.
+        """
+        first = self.algorithms[0] if baseline is None else baseline
+        if first not in self.algorithms:
+            raise BadValue("baseline", baseline, f"is none of {', '.join(self.algorithms)}")
+        found = self.outcomes()
+        values = {a: [float(getattr(found[a, s], what) or 0.0) for s in self.seeds] for a in self.algorithms}
+        return {a: paired_differences(values[a], values[first]) for a in self.algorithms if a != first}
 
     def tables(self) -> list[Table]:
         """A row for each algorithm; then each algorithm's differences from the first, seed by seed."""
@@ -57,7 +78,7 @@ class Comparison:
     def frame(self) -> DataFrame:
         """A pandas DataFrame with a row for each run: what results.csv has.
 
-        `pandas.concat({key: run.frame() for key, run in comparison.runs().items()})` has every round of each.
+        `pandas.concat({key: run.frame() for key, run in comparison.runs.items()})` has every round of each.
         """
         return to_pandas("Comparison.frame()", [result(job) for job in self.jobs])
 
@@ -152,9 +173,7 @@ def outcome(run: Run) -> Outcome:
 
 def _tables(comparison: Comparison) -> list[Table]:
     """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
-    runs = comparison.runs()
-    results = {key: outcome(run) for key, run in runs.items()}
-    first = next(iter(runs.values()))
+    results, first = comparison.outcomes(), next(iter(comparison.runs.values()))
     target, metric, limit = first.recipe.evaluation.target, first.metric.name, results[next(iter(results))].limit
     rises = first.metric.direction == "max"
     columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format, "no number", rises)]

@@ -1,62 +1,89 @@
-"""What a notebook shows while runs go on: one table, which changes in its place. Anywhere else nothing is shown."""
+"""How far runs have got: a bar in a terminal, a table that changes in a notebook, nothing where nobody looks."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedstrata.core.display import Table
 from fedstrata.formatting import number, size
 from fedstrata.runs.formats import Line
-from fedstrata.runs.reader import Run
-
-_EVERY = 0.2
-"""Seconds between two changes of the table; the last round of a run is always shown."""
 
 
-def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
-    ipython: Any = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+class Bar(Protocol):
+    """How far a number of runs have got, of so many rounds each."""
+
+    def begins(self, run: int, name: str) -> None:
+        """A run begins; those before it are over."""
+        ...
+
+    def reaches(self, line: Line) -> None:
+        """A round of it is whole."""
+        ...
 
 
-class Progress:
-    """One row for each run, in the order in which they began."""
+@contextmanager
+def progress(rounds: Sequence[int]) -> Iterator[Bar]:
+    """A bar on standard error, or a table in the notebook's cell."""
+    if _in_notebook():
+        yield _Cell(rounds)
+        return
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    shown = console.is_terminal
+    bar = Progress(*columns, *times, console=console, auto_refresh=False, transient=True, disable=not shown)
+    with bar:  # no thread is alive when workers are forked
+        yield _Line(rounds, bar)
 
-    def __init__(self) -> None:
-        self._rows: dict[str, tuple[str, ...]] = {}
+
+class _Line:
+    """One line of a terminal."""
+
+    def __init__(self, rounds: Sequence[int], progress: Progress) -> None:
+        self._before, self._progress = [0, *accumulate(rounds)], progress
+        self._task = progress.add_task("", total=self._before[-1])
+        self._run = 0
+
+    def begins(self, run: int, name: str) -> None:
+        self._run = run
+        self._progress.update(self._task, completed=self._before[run], description=name, refresh=True)
+
+    def reaches(self, line: Line) -> None:
+        self._progress.update(self._task, completed=self._before[self._run] + line["round"], refresh=True)
+
+
+class _Cell:
+    """One output of a notebook's cell, with a row for each run that has begun. (rich would ask for ipywidgets.)"""
+
+    def __init__(self, rounds: Sequence[int]) -> None:
+        self._rounds, self._run = rounds, 0
+        self._rows: dict[int, tuple[str, ...]] = {}
         self._handle: Any = None
-        self._shown = 0.0
 
-    def of(self, run: Run) -> Callable[[Line], None]:
-        """What to call with each round of a run; outside of notebooks it does nothing."""
-        return (lambda line: self._add(run, line)) if in_notebook() else _nothing
+    def begins(self, run: int, name: str) -> None:
+        self._run, self._rows[run] = run, (name, "", "", "")
 
-    def _add(self, run: Run, line: Line) -> None:
-        recipe, name = run.recipe, run.metric.name
-        measured = line["metrics"].get(recipe.evaluation.on[0], {})
-        last = self._rows.get(str(run.path), ("",) * 5)
-        self._rows[str(run.path)] = (
-            f"{recipe.name}: {recipe.label}, seed {recipe.seed}",
-            f"{line['round']}/{recipe.training.rounds}",
-            f"{name} {number(measured[name])}" if name in measured else last[2],
-            f"{size(line['upload_total'])}",
-            str(run.path),
-        )
-        now = time.monotonic()
-        if now - self._shown >= _EVERY or run.is_over([line]):
-            self._shown = now
-            self._display(Table("", ("run", "round", "measured", "uploaded", "directory"), tuple(self._rows.values())))
-
-    def _display(self, table: Table) -> None:
+    def reaches(self, line: Line) -> None:
+        values = [f"{name} {number(value)}" for found in line["metrics"].values() for name, value in found.items()]
+        name, _, measured, _ = self._rows[self._run]
+        done = f"{line['round']}/{self._rounds[self._run]}"
+        self._rows[self._run] = (name, done, "  ".join(values[:2]) or measured, size(line["upload_total"]))
+        table = Table("", ("run", "round", "measured", "uploaded"), tuple(self._rows.values()))
         if self._handle is None:
-            self._handle = import_module("IPython.display").display(table, display_id=True)
+            from IPython.display import display
+
+            self._handle = display(table, display_id=True)
         else:
             self._handle.update(table)
 
 
-def _nothing(line: Line) -> None:
-    """Nobody looks."""
+def _in_notebook() -> bool:
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

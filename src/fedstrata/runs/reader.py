@@ -18,6 +18,7 @@ from fedstrata.formatting import number, size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import in_use
+from fedstrata.runs.findings import Finding, find
 from fedstrata.runs.formats import About, LayerRecord, Line
 from fedstrata.tasks.metric import Metric
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import nn
 
-    from fedstrata.tasks.task import Task
+    from fedstrata.tasks.seeded import AnyTask
 
 _log = logging.getLogger("fedstrata")
 
@@ -129,6 +130,12 @@ class Run:
             "weights_sha256": self.directory.last_checkpoint().weights_sha256,
         }
 
+    def findings(self, history: list[Line] | None = None) -> list[Finding]:
+        """What stands out: suspects and failures first, then whom and what the clients disagree about."""
+        lines = self.history() if history is None else history
+        record = self.layers if self.recipe.record.layers else None
+        return find(self.about, lines, record, self.recipe.training.batch_size)
+
     def frame(self) -> DataFrame:
         """A pandas DataFrame with a row for each round: what was measured, as `test.accuracy`, and what travelled."""
         rows = []
@@ -176,7 +183,7 @@ class Run:
             what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
             _log.warning("%s", printable(what))
 
-    def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
+    def model(self, *, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
         """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
         from fedstrata.runs.trained import trained_model
 
@@ -184,7 +191,7 @@ class Run:
             self.announce_imports()
         return trained_model(self.directory, task, data)
 
-    def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
+    def export(self, path: str | Path, *, task: AnyTask | None = None, data: Path | None = None) -> None:
         """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
         from fedstrata.runs.trained import write_model
 
