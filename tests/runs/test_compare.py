@@ -153,7 +153,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, tiny: Any, tmp_path: Path) -> Any:
                 self.recipe = comparison.jobs[0].recipe
                 self.metric = ACCURACY
 
-        monkeypatch.setattr("fedstrata.runs.reader.Run", Fake)
+        monkeypatch.setattr("fedstrata.runs.comparison.Run", Fake)
         monkeypatch.setattr("fedstrata.runs.comparison.outcome", lambda run: outcomes[run.key])
         return [cells_of(table) for table in result_tables(comparison)]
 

@@ -348,9 +348,8 @@ def _runs() -> Table:
             run = Run(info.parent)
             history = run.history()
             summary = run.summary(history)
-            state = "running" if run.running() else "finished" if run.finished(history) else "not finished"
             rounds = f"{summary['rounds']}/{run.recipe.training.rounds}"
-            row = (rounds, number(summary["best"]), size(summary["upload"]), state)
+            row = (rounds, number(summary["best"]), size(summary["upload"]), run.state(history))
         except (FedstrataError, OSError) as error:  # one that somebody damaged hides no other
             row = ("", "", "", str(error))
         table.add_row(str(info.parent), *row)

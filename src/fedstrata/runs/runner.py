@@ -197,7 +197,7 @@ def _follow(run: Run, lines: Iterable[Line], on_round: Callable[[Line], None] | 
     with progress([run.recipe.training.rounds]) as bar:
         bar.begins(0, f"{run.recipe.label}, seed {run.recipe.seed}")
         for line in lines:
-            bar.reaches(line["round"])
+            bar.reaches(line)
             if on_round is not None:
                 on_round(line)
 
