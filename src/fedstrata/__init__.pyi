@@ -78,6 +78,8 @@ from .selections import RandomLayers as RandomLayers
 from .server import Server as Server
 from .tasks.metric import Metric as Metric
 from .tasks.task import Task as Task
+from .testing import CheckFailed as CheckFailed
+from .testing import check_rule as check_rule
 from .weightings import FedAdp as FedAdp
 from .weightings import FedLayerWise as FedLayerWise
 from .weightings import Uniform as Uniform
