@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.algorithms import AXES, NAMED
-from fedstrata.core import axes
+from fedstrata.core import aggregation, axes
 from fedstrata.core.messages import Order
 from fedstrata.tasks.partitions import PARTITIONS
 from tests.digests import CASES, line_of, values_of
@@ -52,7 +52,7 @@ def test_another_process_comes_to_the_same_digests(lines: list[str]) -> None:
 
 def test_one_ulp_in_one_number_of_the_aggregate_shows(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the weights of every case; what travelled and what became of the clients is as before."""
-    aggregate = axes.aggregate
+    aggregate = aggregation.aggregate
 
     def off(*arguments: Any) -> Tensor:
         new = aggregate(*arguments)

@@ -20,23 +20,25 @@ from fedstrata.core import errors, record
 from fedstrata.core.axes import Algorithm
 from fedstrata.registry import parameters
 
+PUBLIC: list[str] = fedstrata.__all__  # type: ignore[attr-defined]
+
 
 def test_every_public_name_is_there() -> None:
-    for name in fedstrata.__all__:
+    for name in PUBLIC:
         assert getattr(fedstrata, name) is not None
-    assert set(dir(fedstrata)) >= set(fedstrata.__all__)
+    assert set(dir(fedstrata)) >= set(PUBLIC)
     with pytest.raises(AttributeError, match="no_such_name"):
         fedstrata.no_such_name  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_what_a_rules_author_needs_is_public() -> None:
-    assert set(NAMED) <= set(fedstrata.__all__)
+    assert set(NAMED) <= set(PUBLIC)
     tree = {name for module in (errors, record) for name, found in vars(module).items() if is_error(found)}
-    assert tree <= set(fedstrata.__all__)
+    assert tree <= set(PUBLIC)
     rules = {rule.__name__ for known in AXES.values() for rule in known.values()}
-    assert rules <= set(fedstrata.__all__)
+    assert rules <= set(PUBLIC)
     assert {"Objective", "Weighting", "ServerStep", "Combination", "Cohort", "Layers", "State", "require"} <= set(
-        fedstrata.__all__
+        PUBLIC
     )
 
 
@@ -106,17 +108,30 @@ def test_the_defaults_are_fedavg() -> None:
 
 def test_the_types_refuse_what_is_wrong(tmp_path: Path) -> None:
     """mypy --strict, as an editor would."""
+    right = [
+        "from functools import partial",
+        "from fedstrata import Algorithm, FedLayerWise, fedldf, fedprox, models, partitions, tasks",
+        "fedldf(n=4)",
+        "fedprox(0.1, weighting=FedLayerWise(), private=['head.*'])",
+        "Algorithm(weighting=FedLayerWise())",
+        "task = tasks.mnist(partition=partitions.dirichlet(clients=100, alpha=0.1), model='cnn')",
+        "tasks.cifar10(model=partial(models.resnet20, norm='group'), augment=['crop', 'flip'], validation=100)",
+        "task.build(seed=1).sizes()",
+    ]
+    wrong = [
+        "fedldf(nn=4)",
+        "fedprox(mu='high')",
+        "fedprox(weighting=FedLayerWise)",
+        "tasks.mnist(validation='many')",
+        "tasks.mnist(partitoin=partitions.iid(3))",
+        "tasks.mnist(partition=3)",
+        "partitions.dirichlet(clients=3)",
+        "partitions.iid(clients='three')",
+        "models.resnet20((3, 32, 32), 10, norm='layer')",
+    ]
     source = tmp_path / "mine.py"
-    source.write_text(
-        "from fedstrata import Algorithm, FedLayerWise, fedldf, fedprox\n"
-        "fedldf(n=4)\n"
-        "fedprox(0.1, weighting=FedLayerWise(), private=['head.*'])\n"
-        "Algorithm(weighting=FedLayerWise())\n"
-        "fedldf(nn=4)\n"
-        'fedprox(mu="high")\n'
-        "fedprox(weighting=FedLayerWise)\n"
-    )
+    source.write_text("\n".join([*right, *wrong]))
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    wrong = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
-    assert wrong == [5, 6, 7], done.stdout
+    refused = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert refused == [len(right) + number for number in range(1, len(wrong) + 1)], done.stdout

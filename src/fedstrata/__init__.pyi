@@ -1,3 +1,4 @@
+from . import tasks as tasks
 from ._version import __version__ as __version__
 from .algorithms import adaptive_mu as adaptive_mu
 from .algorithms import fedadp as fedadp
@@ -68,14 +69,20 @@ from .objectives import FedLap as FedLap
 from .objectives import FedProx as FedProx
 from .recipes.schema import Recipe as Recipe
 from .recipes.schema import load as load
+from .runs.compare import compare as compare
+from .runs.comparison import Comparison as Comparison
 from .runs.reader import Run as Run
 from .runs.runner import resume as resume
 from .runs.runner import run as run
+from .runs.simulation import Simulated as Simulated
+from .runs.simulation import simulate as simulate
 from .selections import FedLDF as FedLDF
 from .selections import NeuronPruning as NeuronPruning
 from .selections import RandomClients as RandomClients
 from .selections import RandomLayers as RandomLayers
 from .server import Server as Server
+from .tasks import models as models
+from .tasks import partitions as partitions
 from .tasks.metric import Metric as Metric
 from .tasks.task import Task as Task
 from .testing import CheckFailed as CheckFailed

@@ -16,7 +16,7 @@ from fedstrata.combinations import COMBINATIONS
 from fedstrata.core.axes import Algorithm, Combination, Objective, Selection, ServerStep, Weighting
 from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.grouping import Grouping
-from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx
+from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Scaffold
 from fedstrata.objectives.fedlap import Form, Refresh, Units
 from fedstrata.registry import build, check_type, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS, FedLDF, NeuronPruning, RandomClients, RandomLayers
@@ -191,6 +191,26 @@ def fedlap(
     return _composed({"weighting": Uniform(), **axes}, objective=FedLap(q, form, units, refresh, through))
 
 
+@_named
+def fedper(**axes: Unpack[Axes]) -> Algorithm:
+    """FedPer (Arivazhagan et al., 2019): FedAvg whose last layer stays with each client.
+
+    >>> fedper().private
+    ('last',)
+    """
+    return _composed({"private": ("last",), **axes})
+
+
+@_named
+def scaffold(**axes: Unpack[Axes]) -> Algorithm:
+    """SCAFFOLD (Karimireddy et al., ICML 2020), option II: gradients are corrected by c − c_k, clients count the same.
+
+    >>> scaffold().objective
+    Scaffold()
+    """
+    return _composed({"weighting": Uniform(), **axes}, objective=Scaffold())
+
+
 def named(name: str, **options: Any) -> Algorithm:
     """An algorithm by its name; every option goes to the function or the rule that has it: `named("fedldf", n=4)`."""
     return from_table({"name": name, **options})
@@ -254,17 +274,33 @@ def _built(axis: str, rule: Any, before: Any, given: Mapping[str, Any]) -> Any:
 
 
 def to_table(algorithm: Algorithm) -> dict[str, Any]:
-    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed."""
-    table: dict[str, Any] = {}
+    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed.
+
+    A named one with its options goes by its name. The grouping of any other is for the recipe's `[layers]` to say.
+    """
+    for name, function in NAMED.items():
+        own, options = function(), dict[str, Any]()
+        for axis in AXES:
+            mine, theirs = getattr(algorithm, axis), getattr(own, axis)
+            if type(mine) is type(theirs) and mine != theirs:
+                options |= {k: v for k in parameters(type(mine)) if (v := getattr(mine, k)) != getattr(theirs, k)}
+        if options.keys() <= _options(function).keys() and function(**options) == algorithm:
+            return {"name": name, **options}
+    return axes_of(algorithm) | ({"private": list(algorithm.private)} if algorithm.private else {})
+
+
+def axes_of(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """The table of each axis; where FedAvg's choice goes without saying, there is none."""
+    table: dict[str, dict[str, Any]] = {}
     for axis, rules in AXES.items():
         rule = getattr(algorithm, axis)
         if axis in ("server", "combine") and rule == getattr(Algorithm(), axis):
             continue
         cls = type(rule)
-        own = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
-        options = {key: getattr(rule, key) for key in parameters(cls)}
-        table[axis] = {"name": own, **{key: value for key, value in options.items() if value is not None}}
-    return table | ({"private": list(algorithm.private)} if algorithm.private else {})
+        name = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
+        given = {key: getattr(rule, key) for key in parameters(cls)}
+        table[axis] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
+    return table
 
 
 def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, dict[str, Any]]) -> Algorithm:

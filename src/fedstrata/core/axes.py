@@ -68,6 +68,80 @@ class Objective(Protocol):
         return state
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a client did in a round, for its memory."""
+
+    model: Tensor  # the global model that it started from, [P]
+    update: Tensor  # how far it went, [P]
+    state: State  # the objective's, as the order had it
+    layers: Layers
+    lr: float  # η
+    steps: int  # τ
+    reach: float | None  # a: a constant gradient g moves it by −η a g; None, if that is no constant
+    second: Tensor | None = None  # where a second training came, with private layers behind
+
+
+@runtime_checkable
+class Remembers(Objective, Protocol):
+    """An objective whose clients remember something: the gradient becomes ∇F + c (w − a) + b, with a constant force b.
+
+    Memory is named tensors, which never leave the client. One that has a number for each of the model's keeps that of
+    a layer or unit that was not sent, unless `keeps_unsent` says that what was sent is of no concern.
+    """
+
+    @property
+    def keeps_unsent(self) -> bool:
+        """Whether memory is renewed of what was not sent, too."""
+        return False
+
+    def memory(self, layers: Layers, initial: Tensor) -> State:
+        """What a client has that never took part; `initial` are the first weights, with private layers behind."""
+        ...
+
+    def force(self, memory: State, state: State, layers: Layers) -> Tensor | None:
+        """b, [P]: a round's constant addition to the gradient; buffers have none. None is no force."""
+        return None
+
+    def remember(self, memory: State, work: Work) -> State:
+        """The next memory, if all layers are sent."""
+        ...
+
+    def after_cohort(self, cohort: Cohort, state: State) -> State:
+        """The server's state after a round, from all accepted updates."""
+        return state
+
+
+Moving = Literal["all", "shared", "private"]
+
+
+@runtime_checkable
+class MovesSome(Objective, Protocol):
+    """An objective by which some local epochs move only private layers, or only the others."""
+
+    def moves(self, epoch: int) -> Moving:
+        """What moves in a local epoch, counted from 0. Who got to no epoch that moves shared layers sends none."""
+        ...
+
+
+@runtime_checkable
+class TrainsTwice(Remembers, Protocol):
+    """An objective by which clients train a model of their own as well: memory's `own`, which they are evaluated on."""
+
+    def second(self) -> Objective:
+        """What that is trained with, towards the global model."""
+        ...
+
+
+@runtime_checkable
+class Compares(Remembers, Protocol):
+    """An objective with another loss, on what the model makes of a batch before its last module with parameters."""
+
+    def compare(self, live: Tensor, anchor: Tensor, before: Tensor) -> Tensor:
+        """What is added to the task loss, from representations [B, …]: now, by the global model, by memory's `own`."""
+        ...
+
+
 @runtime_checkable
 class SelectsBefore(Protocol):
     """Axis 2, decided by the server before training."""
@@ -120,14 +194,27 @@ class Weighting(Protocol):
         ...
 
 
+@runtime_checkable
+class WithGain(Weighting, Protocol):
+    """A weighting for which the way along the mean has a length of its own, as FedNova's has."""
+
+    def gain(self, cohort: Cohort) -> Tensor:
+        """How far each layer goes along its mean, float64 [L]; others go 1. Buffers are averaged as they are."""
+        ...
+
+
 class ServerStep(Protocol):
-    """What the server does with the aggregate before it becomes the global model (momentum, Adam, …)."""
+    """What the server does with the aggregate before it becomes the global model (momentum, Adam, …).
+
+    The cohort has the updates, each client's local steps and their reach, and how many clients there are. A step moves
+    the trainable numbers; buffers are for the aggregate to say (`cohort.is_trainable`).
+    """
 
     def init(self, layers: Layers) -> State:
         """The state before the first round."""
         return {}
 
-    def step(self, old: Tensor, aggregate: Tensor, state: State, layers: Layers) -> tuple[Tensor, State]:
+    def step(self, old: Tensor, aggregate: Tensor, state: State, cohort: Cohort) -> tuple[Tensor, State]:
         """The new global model."""
         ...
 
@@ -172,7 +259,7 @@ class SampleSize(Weighting):
 class Adopt(ServerStep):
     """The aggregate is the new global model."""
 
-    def step(self, old: Tensor, aggregate: Tensor, state: State, layers: Layers) -> tuple[Tensor, State]:
+    def step(self, old: Tensor, aggregate: Tensor, state: State, cohort: Cohort) -> tuple[Tensor, State]:
         """Adopt the aggregate."""
         return aggregate, state
 

@@ -15,10 +15,13 @@ FedstrataError
 ├── MessageError            a message that cannot be read; it costs the round one client only
 │   └── ReplyError          a reply that the server can read, and refuses
 │       └── NotFinite       one whose numbers are none
+├── MemoryLost              a client does not have the version of its memory that it is to start from
 └── RoundFailed             a round without a next model; it is in record.py, as it carries the round's record
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class FedstrataError(Exception):
@@ -34,7 +37,7 @@ class BadValue(UserError, ValueError):
 
     def __init__(self, field: str, value: object, problem: str) -> None:
         self.field, self.value, self.problem = field, value, problem
-        super().__init__(f"{field} {problem}, got {value!r}")
+        super().__init__(f"{field}: {problem}" if value is MISSING else f"{field} {problem}, got {value!r}")
 
 
 class RecipeError(UserError):
@@ -93,6 +96,16 @@ class NotFinite(ReplyError):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is not finite")
         self.what = what
+
+
+class MemoryLost(FedstrataError):
+    """A client's memory is not where it should be; the message says what there is instead."""
+
+    def __init__(self, client: int, tag: tuple[int, int], there: Iterable[tuple[int, int]]) -> None:
+        self.client, self.tag = client, tag
+        known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in sorted(there))
+        what = f"client {client} has no memory of round {tag[0]}, attempt {tag[1]}"
+        super().__init__(f"{what}; it has {f'that of {known}' if known else 'none at all'}")
 
 
 _MOST_LETTERS = 1000

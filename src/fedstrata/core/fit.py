@@ -7,7 +7,7 @@ orders reach clients; that is `engine.exchange`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,8 @@ class Plan:
     seed: int = 0
     record: bool = True
     """Whether to keep the per-layer record of every round."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints: clients keep the memory that a run may come back to, which has the last two."""
 
 
 def fit(
@@ -53,15 +55,25 @@ def fit(
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
     part = plan.participation
-    terms = Terms(plan.layers, plan.seed, part.attempts, part.min_replies, record=plan.record)
-    check_cohort(algorithm, part.cohort_size(int((engine.sizes > 0).sum())))
+    population = int((engine.sizes > 0).sum())
+    terms = Terms(
+        plan.layers,
+        plan.seed,
+        part.attempts,
+        part.min_replies,
+        record=plan.record,
+        training=plan.training,
+        population=population,
+    )
+    check_cohort(algorithm, part.cohort_size(population))
     while state.round < plan.rounds:
         number = state.round + 1
 
         def draw(attempt: int, number: int = number) -> Participants:
             return _drawn(plan, engine.sizes, number, attempt)
 
-        round = Round(state, algorithm, terms, draw, number)
+        since = max(0, state.round // plan.checkpoint_every - 1) * plan.checkpoint_every
+        round = Round(state, algorithm, replace(terms, since=since), draw, number)
         play(round, engine.exchange)
         state, record = round.finish()
         del round  # its replies may lie in memory that the next one needs

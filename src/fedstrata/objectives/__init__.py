@@ -6,12 +6,14 @@ from fedstrata.core.axes import Plain
 from fedstrata.objectives.adaptive_mu import AdaptiveMu
 from fedstrata.objectives.fedlap import FedLap
 from fedstrata.objectives.fedprox import FedProx
+from fedstrata.objectives.scaffold import Scaffold
 
 OBJECTIVES = {
     "plain": Plain,
     "fedprox": FedProx,
     "adaptive_mu": AdaptiveMu,
     "fedlap": FedLap,
+    "scaffold": Scaffold,
 }
 
-__all__ = ["OBJECTIVES", "AdaptiveMu", "FedLap", "FedProx", "Plain"]
+__all__ = ["OBJECTIVES", "AdaptiveMu", "FedLap", "FedProx", "Plain", "Scaffold"]

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.errors import printable
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
+from fedstrata.runs.files import in_use
+from fedstrata.runs.findings import Finding, find
 from fedstrata.runs.formats import About, LayerRecord, Line
 from fedstrata.tasks.metric import Metric
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedstrata.tasks.task import Task
+    from fedstrata.tasks.seeded import AnyTask
 
 _log = logging.getLogger("fedstrata")
 
@@ -74,6 +76,10 @@ class Run:
         lines = self.history() if history is None else history
         return bool(lines) and self.is_over(lines) and self.directory.last_checkpoint().round == lines[-1]["round"]
 
+    def running(self) -> bool:
+        """Whether a process works on it now."""
+        return in_use(self.path)
+
     def is_over(self, history: list[Line]) -> bool:
         """Whether the last of these rounds is the last of all: as many as asked for, or the target is reached."""
         done = history[-1]["round"] if history else 0
@@ -116,6 +122,12 @@ class Run:
             "weights_sha256": self.directory.last_checkpoint().weights_sha256,
         }
 
+    def findings(self, history: list[Line] | None = None) -> list[Finding]:
+        """What stands out: suspects and failures first, then whom and what the clients disagree about."""
+        lines = self.history() if history is None else history
+        record = self.layers if self.recipe.record.layers else None
+        return find(self.about, lines, record, self.recipe.training.batch_size)
+
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 
     def announce_imports(self) -> None:
@@ -124,7 +136,7 @@ class Run:
             what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
             _log.warning("%s", printable(what))
 
-    def model(self, *, task: Task | None = None, data: Path | None = None) -> nn.Module:
+    def model(self, *, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
         """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
         from fedstrata.runs.trained import trained_model
 
@@ -132,7 +144,7 @@ class Run:
             self.announce_imports()
         return trained_model(self.directory, task, data)
 
-    def export(self, path: str | Path, *, task: Task | None = None, data: Path | None = None) -> None:
+    def export(self, path: str | Path, *, task: AnyTask | None = None, data: Path | None = None) -> None:
         """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
         from fedstrata.runs.trained import write_model
 
