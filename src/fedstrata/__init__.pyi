@@ -111,6 +111,8 @@ from .tasks import models as models
 from .tasks import partitions as partitions
 from .tasks.metric import Metric as Metric
 from .tasks.task import Task as Task
+from .testing import CheckFailed as CheckFailed
+from .testing import check_rule as check_rule
 from .weightings import FedAdp as FedAdp
 from .weightings import FedLayerWise as FedLayerWise
 from .weightings import Uniform as Uniform
