@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedstrata.core.training import Participation as Participation
     from fedstrata.recipes.schema import Recipe as Recipe
     from fedstrata.recipes.schema import load as load
+    from fedstrata.runs.comparison import Comparison as Comparison
     from fedstrata.runs.reader import Run as Run
     from fedstrata.runs.runner import resume as resume
     from fedstrata.runs.runner import run as run
@@ -59,6 +60,7 @@ _HOMES = {
     "core.aggregation": ("initial_state",),
     "server": ("Server",),
     "core.training": ("LocalTraining", "Participation"),
+    "runs.comparison": ("Comparison",),
     "runs.reader": ("Run",),
     "runs.runner": ("resume", "run"),
     "tasks.metric": ("Metric",),

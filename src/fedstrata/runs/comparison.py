@@ -8,13 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.lazy import plots
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
 from fedstrata.runs.files import Folder
 from fedstrata.runs.formats import COMPARISON_FORMAT, Request
 from fedstrata.runs.reader import Run
+
+if TYPE_CHECKING:
+    from altair import TopLevelMixin as Chart
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,20 @@ class Comparison:
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
     path: Path
+
+    @classmethod
+    def at(cls, path: str | Path) -> Comparison:
+        """One that was run before: the seeds that every algorithm has run to their end."""
+        return read_comparison(Path(path))[0]
+
+    def runs(self) -> list[Run]:
+        """Its runs."""
+        return [Run(job.path) for job in self.jobs]
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the comparison as an Altair chart; see `fedstrata.plots`."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
 
 
 def read_request(path: Path) -> Request:

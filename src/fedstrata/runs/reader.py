@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import printable
+from fedstrata.core.lazy import plots
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.formats import About, LayerRecord, Line
 from fedstrata.tasks.metric import Metric
 
 if TYPE_CHECKING:
+    from altair import TopLevelMixin as Chart
     from torch import nn
 
     from fedstrata.tasks.task import Task
@@ -115,6 +117,11 @@ class Run:
             "upload_to_target": to_target,
             "weights_sha256": self.directory.last_checkpoint().weights_sha256,
         }
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the run as an Altair chart: one of `fedstrata.plots.KINDS`, with its options."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
 
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 
