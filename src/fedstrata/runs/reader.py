@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.display import Table
 from fedstrata.core.errors import FedstrataError, MissingExtra, printable, visible
+from fedstrata.core.lazy import plots
 from fedstrata.formatting import number, size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
@@ -24,6 +25,7 @@ from fedstrata.runs.probes import Probe, read_probe, stored_probes
 from fedstrata.tasks.metric import Metric
 
 if TYPE_CHECKING:
+    from altair import TopLevelMixin as Chart
     from pandas import DataFrame
     from torch import nn
 
@@ -183,6 +185,11 @@ class Run:
         except (FedstrataError, OSError) as error:
             title, rows = str(self.path), [("", str(error))]
         return Table(title, (), tuple(rows))._repr_html_()
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the run as an Altair chart: one of `fedstrata.plots.KINDS`, with its options."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
 
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 
