@@ -80,7 +80,13 @@ class Work:
     lr: float  # η
     steps: int  # τ
     reach: float | None  # a: a constant gradient g moves it by −η a g; None, if that is no constant
+    tail: Tensor  # where its private layers came
     second: Tensor | None = None  # where a second training came, with private layers behind
+
+    @property
+    def trained(self) -> Tensor:
+        """Where the client came, with private layers behind."""
+        return torch.cat([self.model + self.update, self.tail])
 
 
 @runtime_checkable

@@ -110,8 +110,8 @@ class Layers:
         """Group the tensors of any `torch.nn.Module`.
 
         `private` has patterns of the tensors that do not travel, or the words `norm` (all normalisations), `bias` (all
-        biases), `first` and `last` (the first and the last module with parameters). One that matches nothing is the
-        caller's affair: see `unmatched`.
+        biases), `first` and `last` (the first and the last module with parameters); with a ! before it, a pattern is
+        for all others. One that matches nothing is the caller's affair: see `unmatched`.
         """
         items = _travelling(model)
         _check_grouping(items, grouping)
@@ -399,6 +399,8 @@ _WORDS: Mapping[str, Callable[[_Travelling, list[_Travelling]], bool]] = {
 
 
 def _is_private(item: _Travelling, pattern: str, items: list[_Travelling]) -> bool:
+    if pattern.startswith("!"):
+        return not _is_private(item, pattern[1:], items)
     return _WORDS[pattern](item, items) if pattern in _WORDS else _matches(item.name, [pattern])
 
 

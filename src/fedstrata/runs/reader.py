@@ -20,6 +20,7 @@ from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import in_use
 from fedstrata.runs.findings import Finding, find
 from fedstrata.runs.formats import About, LayerRecord, Line
+from fedstrata.runs.probes import Probe, read_probe, stored_probes
 from fedstrata.tasks.metric import Metric
 
 if TYPE_CHECKING:
@@ -135,6 +136,14 @@ class Run:
         lines = self.history() if history is None else history
         record = self.layers if self.recipe.record.layers else None
         return find(self.about, lines, record, self.recipe.training.batch_size)
+
+    def probes(self) -> list[int]:
+        """The rounds that were probed, of which `probe` tells who harmed."""
+        return stored_probes(self.directory)
+
+    def probe(self, round: int) -> Probe:
+        """What the model would be without each client and layer of a round: as `fedstrata probe` has stored it."""
+        return read_probe(self.directory, round)
 
     def frame(self) -> DataFrame:
         """A pandas DataFrame with a row for each round: what was measured, as `test.accuracy`, and what travelled."""

@@ -43,6 +43,7 @@ CHANGEABLE_ON_RESUME = (
     "evaluation.stop_at_target",
     "engine.workers",
     "engine.timeout",
+    "record.keep_checkpoints",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
@@ -183,7 +184,7 @@ def run(
 
     >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
     """
-    if isinstance(task, SeededTask):
+    if task is not None:
         what, task = with_task(what, task), task_without_recipe(task)
     recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
     where = Path(data) if data is not None else None
