@@ -55,7 +55,12 @@ class RunDirectory:
         if not path.is_dir() and handle is None:
             raise RunDirectoryError(f"{path} does not exist or is no directory")
         if not self.files.has("run.json"):
-            raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
+            what = (
+                "it is a comparison, which has its runs below it"
+                if self.files.has("compare.json")
+                else "it has no run.json"
+            )
+            raise RunDirectoryError(f"{path} is no run directory: {what}")
         self.reread()
 
     def reread(self) -> None:
