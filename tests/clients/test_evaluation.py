@@ -214,8 +214,8 @@ def test_a_sample_of_clients_that_all_fail_ends_nothing(blobs: Any) -> None:
     model = setup.first_state().model
     with open_engine(setup) as engine:
         found = [evaluate(engine, task, model, ["clients"], round, 0, clients=1) for round in range(1, 30)]
-        assert {bool(figures) for figures, _ in found} == {True, False}
-        for figures, unmeasured in found:
+        assert {bool(figures) for figures, *_ in found} == {True, False}
+        for figures, unmeasured, _ in found:
             assert [client for client, _ in unmeasured] == ([] if figures else [0])
 
 

@@ -43,6 +43,7 @@ CHANGEABLE_ON_RESUME = (
     "evaluation.stop_at_target",
     "engine.workers",
     "engine.timeout",
+    "record.keep_checkpoints",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
@@ -196,7 +197,7 @@ def _follow(run: Run, lines: Iterable[Line], on_round: Callable[[Line], None] | 
     with progress([run.recipe.training.rounds]) as bar:
         bar.begins(0, f"{run.recipe.label}, seed {run.recipe.seed}")
         for line in lines:
-            bar.reaches(line["round"])
+            bar.reaches(line)
             if on_round is not None:
                 on_round(line)
 
