@@ -10,7 +10,7 @@ the mean of all c_k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.axes import Remembers, State, Work
 from fedstrata.core.errors import RuleError
@@ -28,6 +28,8 @@ NO_REACH = "needs to know how far a client's local steps reach: plain SGD, with 
 @dataclass(frozen=True)
 class Scaffold(Remembers):
     """The gradient is corrected by c − c_k: what all clients' gradients are beyond this one's."""
+
+    needs_reach: ClassVar[bool] = True
 
     def init(self, layers: Layers) -> State:
         """c = 0; it is sent along with the model."""
