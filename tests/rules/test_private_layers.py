@@ -116,6 +116,24 @@ def test_the_server_has_no_private_layers(tmp_path: Path) -> None:
     assert set(run.history()[-1]["metrics"]) == {"clients", "test"}
 
 
+def test_the_mean_of_private_layers(tmp_path: Path) -> None:
+    """On the server the model with the clients' mean head has the loss that was measured there."""
+    test = blobs(20, 99)
+    task = Task(two_layers, TASK.clients, {"test": test}, TASK.held_out)
+    evaluation = {"on": ["test"], "private": "mean"}
+    run = fedstrata.run(
+        {**FEW, "algorithm": {"name": "fedper"}, "evaluation": evaluation}, task=task, out=tmp_path / "r"
+    )
+    models = [run.model(client=k, task=task) for k in range(4)]
+    took_part = [k for k in range(4) if any(k in run.layers(t)["clients"] for t in (1, 2))]
+    mean: Any = run.model(task=task)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            heads = [getattr(models[k][2], name) for k in took_part]  # type: ignore[index]
+            getattr(mean[2], name).copy_(sum(heads) / len(heads))
+    assert run.history()[-1]["metrics"]["test"]["loss"] == pytest.approx(loss_of(mean, test), rel=1e-5)
+
+
 def loss_of(net: nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> float:
     with torch.no_grad():
         return float(nn.functional.cross_entropy(net(data[0]), data[1]))
@@ -192,7 +210,7 @@ def test_all_arms_of_a_comparison_are_measured_on_clients(tmp_path: Path) -> Non
 
 
 def test_local_training_alone(tmp_path: Path) -> None:
-    """All layers private: nothing travels, and a client's model is what it alone would train; show and report read it."""
+    """All layers private: nothing travels, and clients still learn."""
     run = fedstrata.run(table({"name": "fedavg", "private": ["*"]}), out=tmp_path / "run")
     assert [line["upload"] for line in run.history()] == [0, 0, 0]
     assert run.layer_names == []

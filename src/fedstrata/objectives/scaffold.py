@@ -47,7 +47,7 @@ class Scaffold(Remembers):
         """c_k⁺ = c_k − c − Δ_k / (a_k η) (eq 4, option II)."""
         if work.reach is None:
             raise RuleError(f"scaffold {NO_REACH}")
-        return {"c": memory["c"] - work.state["c"] - work.update / (work.reach * work.lr)}
+        return {"c": memory["c"] - work.state["c"] - work.moved / (work.reach * work.lr)}
 
     def after_cohort(self, cohort: Cohort, state: State) -> State:
         """c + (1/N) Σ m_k (−c − Δ_k / (a_k η)), from the updates alone (eq 5)."""

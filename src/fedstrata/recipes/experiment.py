@@ -248,6 +248,8 @@ def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
         )
     layers = Layers.of(model, recipe.grouping(), algorithm.private)
     evaluation = recipe.evaluation
+    if layers.private and evaluation.private == "mean" and recipe.engine.name == "flower":
+        raise RecipeError("evaluation.private", "mean", "on flower private layers are on the nodes, and stay there")
     if layers.private and evaluation.private is None and (servers := [n for n in evaluation.on if n != "clients"]):
         problem = "the server has no private layers; evaluate on clients, or say evaluation.private = 'initial'"
         raise RecipeError("evaluation.on", servers[0], problem)

@@ -160,6 +160,7 @@ def evaluated_rounds(
                 record.attempt,
                 after.memory,
                 config.fine_tune or 0,
+                config.private if experiment.layers.private else None,
             )
             seconds = record.seconds + time.perf_counter() - started
             record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), each=each, seconds=seconds)
