@@ -93,6 +93,9 @@ from .recipes.schema import Recipe as Recipe
 from .recipes.schema import load as load
 from .runs.compare import compare as compare
 from .runs.comparison import Comparison as Comparison
+from .runs.findings import Finding as Finding
+from .runs.probes import Probe as Probe
+from .runs.probing import probe as probe
 from .runs.reader import Run as Run
 from .runs.runner import resume as resume
 from .runs.runner import run as run
@@ -108,6 +111,8 @@ from .tasks import models as models
 from .tasks import partitions as partitions
 from .tasks.metric import Metric as Metric
 from .tasks.task import Task as Task
+from .testing import CheckFailed as CheckFailed
+from .testing import check_rule as check_rule
 from .weightings import FedAdp as FedAdp
 from .weightings import FedLayerWise as FedLayerWise
 from .weightings import Uniform as Uniform

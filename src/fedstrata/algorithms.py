@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+from functools import cache, wraps
+from typing import Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from fedstrata.combinations import COMBINATIONS
 from fedstrata.core.axes import Algorithm, Combination, Objective, Selection, ServerStep, Weighting
@@ -52,8 +52,25 @@ NAMED: dict[str, Callable[..., Algorithm]] = {}
 
 
 def _named(function: Named) -> Named:
-    NAMED[function.__name__] = function
-    return function
+    """Make it known by its name, and check its arguments where it is called."""
+
+    @wraps(function)
+    def checked(*given: Any, **named: Any) -> Algorithm:
+        known = _options(function)
+        for key, value in named.items():
+            if key not in known and key not in Axes.__annotations__:
+                hint = did_you_mean(key, [*known, *Axes.__annotations__])
+                raise BadValue(key, value, f"is no argument of {function.__name__}{hint}")
+        for key, value in [*zip(known, given, strict=False), *named.items()]:
+            if key in known:
+                try:
+                    check_type(key, value, known[key])
+                except RecipeError as error:
+                    raise BadValue(key, value, f"is wrong: {error.problem}") from None
+        return function(*given, **named)
+
+    NAMED[function.__name__] = checked
+    return cast(Named, checked)
 
 
 def _composed(replaced: Axes, **own: Any) -> Algorithm:

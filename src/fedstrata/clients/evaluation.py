@@ -6,7 +6,8 @@ Evaluation is an order like any other, so it goes through the engine, and every 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -73,20 +74,7 @@ def evaluate(
                 for k in who
             ]
         else:
-            parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
-            orders[name] = [
-                Order(
-                    "evaluate",
-                    round,
-                    attempt,
-                    rng.SERVER,
-                    model=model,
-                    dataset=name,
-                    part=(part, parts),
-                    memory=of_server,
-                )
-                for part in range(parts)
-            ]
+            orders[name] = _server_orders(task, model, name, round, attempt, of_server)
     results: Results = {}
     unmeasured: Unmeasured = []
     each: Each = {}
@@ -126,28 +114,59 @@ def _mean_private(engine: Engine, base: Mapping[int, Tag]) -> Version | None:
     return {PRIVATE: (total / len(found)).to(versions.of(*next(iter(base.items())))[PRIVATE].dtype)}
 
 
+def measure(
+    engine: Engine, task: Task, models: Sequence[Tensor], on: str, round: int, attempt: int = 0
+) -> list[dict[str, float]]:
+    """Several models on one of the server's sets, all at once: what `evaluate` says of each of them."""
+    asked = [_server_orders(task, model, on, round, attempt) for model in models]
+    status, good = _answers(engine, [order for orders in asked for order in orders], lambda order, reply: None)
+    for order, why in status.items():
+        if order not in good:
+            raise FedstrataError(f"evaluation on {on} in round {round}: {why}")
+    return [_combine([good[order] for order in orders], task.metric.name) for orders in asked]
+
+
+def _server_orders(
+    task: Task, model: Tensor, name: str, round: int, attempt: int, memory: Version | None = None
+) -> list[Order]:
+    """A model on one of the server's sets, in parts."""
+    parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
+    return [
+        Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts), memory=memory)
+        for part in range(parts)
+    ]
+
+
 def _collect(
     engine: Engine, orders: Sequence[Order], samples: np.ndarray | None, metric: str
 ) -> tuple[dict[Order, Reply], Unmeasured]:
     """The usable replies, by client and part, and why others are not; `samples` is how many each client holds out."""
+
+    def check(order: Order, reply: Reply) -> None:
+        if samples is not None:
+            check_size(reply.size, int(samples[order.client]), order)
+            _check_metrics(reply, metric)
+
+    status, good = _answers(engine, orders, check)
+    in_order = sorted(orders, key=lambda order: (order.client, order.part))
+    missing = [(order.client, status[order]) for order in in_order if order not in good]
+    return {order: good[order] for order in in_order if order in good}, missing
+
+
+def _answers(
+    engine: Engine, orders: Sequence[Order], check: Callable[[Order, Reply], None]
+) -> tuple[dict[Order, Status], dict[Order, Reply]]:
+    """What became of each order, and the replies that can be used."""
     status, good = dict.fromkeys(orders, SILENT), {}
     waiting = set(orders)
     for order, answer in engine.exchange(orders):
         if order not in waiting:
             continue  # nobody asked it, or it has answered already
         waiting.remove(order)
-
-        def check(reply: Reply, order: Order = order) -> None:
-            if samples is not None:
-                check_size(reply.size, int(samples[order.client]), order)
-                _check_metrics(reply, metric)
-
-        status[order], reply = judge(answer, check)
+        status[order], reply = judge(answer, partial(check, order))
         if reply is not None:
             good[order] = reply
-    in_order = sorted(orders, key=lambda order: (order.client, order.part))
-    missing = [(order.client, status[order]) for order in in_order if order not in good]
-    return {order: good[order] for order in in_order if order in good}, missing
+    return status, good
 
 
 def _check_metrics(reply: Reply, metric: str) -> None:

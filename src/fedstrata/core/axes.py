@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from fedstrata.core.aggregation import aggregate
+from fedstrata.core.display import Table
 from fedstrata.core.errors import BadValue, require
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.lazy import torch
@@ -306,6 +307,16 @@ class Algorithm:
         if isinstance(self.private, str) or not all(isinstance(pattern, str) for pattern in self.private):
             raise BadValue("private", self.private, "must be a list of patterns, or of the words norm, bias, …")
         object.__setattr__(self, "private", tuple(self.private))
+
+    def __repr__(self) -> str:
+        """What is not FedAvg's, as it can be written."""
+        plain = vars(Algorithm())
+        own = [f"{name}={value!r}" for name, value in vars(self).items() if value != plain[name]]
+        return f"Algorithm({', '.join(own)})"
+
+    def _repr_html_(self) -> str:
+        rows = tuple((name, value if isinstance(value, str) else repr(value)) for name, value in vars(self).items())
+        return Table("algorithm", ("axis", "choice"), rows)._repr_html_()
 
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {

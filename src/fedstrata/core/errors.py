@@ -8,6 +8,7 @@ FedstrataError
 │   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
 │   ├── DiskFull            no room to write a file: which disk it is
 │   ├── RuleError           a user's rule that answers nonsense
+│   │   └── CheckFailed     one that failed checks of `check_rule`; it is in testing/report.py, with its report
 │   ├── ModelError          a model, or data, that does not repeat, or that no order can find as it was built
 │   ├── ClientAppError      a Flower ClientApp whose answers cannot be used, by anyone and from the beginning
 │   └── MissingExtra        an optional dependency that is not installed

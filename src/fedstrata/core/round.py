@@ -69,6 +69,8 @@ class Terms:
     """What each layer weighs on the wire, int64 [L], if not its numbers in the model's precision."""
     spells_out_whole: bool = True
     """Whether a client that sends all layers is told which."""
+    first_attempt: int = 0
+    """The one to begin with: not 0 where a round is played again, of which a later one counted."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,7 @@ class Round:
                 diverged=bool(lost) and all(status.kind == "not finite" for _, status in lost),
             )
         with steady():
-            rows = self._in_order_of_sums()
-            cohort = self._cohort(rows)
+            cohort, rows = self.cohort()
             state, weights = conclude(self.state, self.algorithm, cohort)
             if not stays_finite(state.model, self.state.model):
                 problem = "the clients' updates are finite, and the model that comes of them is not"
@@ -180,10 +181,15 @@ class Round:
         who = self.participants
         return int((who.clients if who.rows is None else who.rows)[at])
 
+    def cohort(self) -> tuple[Cohort, list[int]]:
+        """The accepted updates, in the order of sums, and the positions of their clients."""
+        positions = self._in_order_of_sums()
+        return self._cohort(positions), positions
+
     def _play(self, draw: Callable[[int], Participants]) -> Iterator[list[Order]]:
         """The exchanges of a round."""
         selection = self.algorithm.selection
-        for attempt in range(self.terms.attempts):
+        for attempt in range(self.terms.first_attempt, self.terms.attempts):
             self._begin(attempt, draw(attempt))
             yield from self._exchange(self._training_orders())
             if isinstance(selection, SelectsAfterScores):

@@ -186,6 +186,7 @@ class Record(BaseModel):
 
     layers: bool = Field(True, description="keep every round's numbers per client and layer")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: int = Field(2, ge=2, description="the last so many are kept; a round can be probed from its own")
 
 
 class Recipe(BaseModel):

@@ -62,7 +62,7 @@ def compare(
         for number, job in enumerate(comparison.jobs):
             bar.begins(number, f"{job.algorithm}, seed {job.seed}")
             for line in run_job(job, where, task):
-                bar.reaches(line["round"])
+                bar.reaches(line)
                 if on_round is not None:
                     on_round(job, line)
     write_results(comparison.path)

@@ -44,6 +44,7 @@ CHANGEABLE_ON_RESUME = (
     "engine.workers",
     "engine.timeout",
     "engine.lost_memory",
+    "record.keep_checkpoints",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
@@ -188,7 +189,7 @@ def run(
 
     >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
     """
-    if isinstance(task, SeededTask):
+    if task is not None:
         what, task = with_task(what, task), task_without_recipe(task)
     recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
     where = Path(data) if data is not None else None
@@ -201,7 +202,7 @@ def _follow(run: Run, lines: Iterable[Line], on_round: Callable[[Line], None] | 
     with progress([run.recipe.training.rounds]) as bar:
         bar.begins(0, f"{run.recipe.label}, seed {run.recipe.seed}")
         for line in lines:
-            bar.reaches(line["round"])
+            bar.reaches(line)
             if on_round is not None:
                 on_round(line)
 

@@ -18,6 +18,7 @@ from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
 from fedstrata.tasks.augment import Operation, augmented
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
+from fedstrata.tasks.mapped import Mapped
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
 from fedstrata.tasks.partitions import Partition, Scheme, held_out_sizes, split
@@ -62,7 +63,7 @@ class ClientShards(Sequence[Data]):
 class Given(TypedDict, total=False):
     """What Python may hand over itself in the place of what a recipe names."""
 
-    data: Callable[[], Whole]
+    data: Mapped
     partition: Scheme
     model: Callable[..., nn.Module]
     augment: Sequence[str | Operation]
