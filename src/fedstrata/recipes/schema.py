@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -375,8 +375,9 @@ def _is_union_branch(part: int | str) -> bool:
 
 def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        tables = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not tables:
             return []
-        model = inner
+        model = tables[0]
     return list(model.model_fields)
