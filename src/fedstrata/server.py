@@ -25,7 +25,7 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsOnClient, State
+from fedstrata.core.axes import Algorithm, MovesSome, Remembers, SelectsAfterScores, SelectsOnClient, State
 from fedstrata.core.errors import (
     MISSING,
     BadValue,
@@ -98,6 +98,10 @@ class Server:
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise BadValue("algorithm", algorithm, "must be an Algorithm, like fedstrata.fedlayerwise()")
+        if algorithm.private or isinstance(algorithm.objective, Remembers | MovesSome):
+            what = "private" if algorithm.private else "objective"
+            problem = "asks clients to keep something to themselves, which takes fedstrata's own clients: use run()"
+            raise BadValue(f"algorithm.{what}", getattr(algorithm, what), problem)
         require(min_replies >= 1, "min_replies", min_replies, "must be at least 1")
         if isinstance(model, nn.Module):
             if buffers is None:

@@ -182,6 +182,9 @@ def _median(values: np.ndarray, form: str) -> str:
 def export_command(
     directory: RunDir,
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; it must be new.")],
+    client: Annotated[
+        int | None, typer.Option("--client", metavar="K", help="The model of this client, with its private layers.")
+    ] = None,
     data: Data = None,
 ) -> None:
     """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict.
@@ -194,7 +197,7 @@ def export_command(
     """
     from fedstrata.runs.reader import Run
 
-    Run(directory).export(file, data=data)
+    Run(directory).export(file, client=client, data=data)
     say(f"wrote {file}")
 
 

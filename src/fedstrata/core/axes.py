@@ -84,6 +84,11 @@ class Work:
     second: Tensor | None = None  # where a second training came, with private layers behind
 
     @property
+    def moved(self) -> Tensor:
+        """How far its parameters went: `update` with zeros for buffers."""
+        return torch.where(self.layers.is_trainable, self.update, 0.0)
+
+    @property
     def trained(self) -> Tensor:
         """Where the client came, with private layers behind."""
         return torch.cat([self.model + self.update, self.tail])

@@ -250,7 +250,7 @@ class Round:
                 mask=mask,
                 work=int(self.work[at]),
                 base=self._bases.get(self._row(at)),
-                since=self.terms.since,
+                since=self.terms.since if self.state.memory else 0,
             )
             self._ledger.down += self._weights
             self._ledger.control += order.control_bytes()

@@ -117,7 +117,7 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
-    fine_tune: int = Field(0, ge=0, description="epochs a client trains a copy before it is evaluated on it")
+    fine_tune: int | None = Field(None, ge=1, description="epochs a client trains a copy before it is evaluated on it")
     private: Literal["initial", "mean"] | None = Field(
         None, description="the private layers of models that are evaluated on the server; without it, none are"
     )
@@ -150,6 +150,9 @@ class EngineConfig(BaseModel):
     workers: int | None = Field(None, ge=1, description="processes, all cores if not given; changes no result")
     timeout: float = Field(
         600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
+    )
+    lost_memory: Literal["afresh"] | None = Field(
+        None, description="afresh: on flower, a node that lost what its client remembers starts with nothing"
     )
     device: str = Field("cpu", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
@@ -225,15 +228,20 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        if recipe.built_algorithm.private and "on" not in recipe.evaluation.model_fields_set:
-            on_clients = recipe.evaluation.model_copy(update={"on": ["clients"]})
-            recipe = recipe.model_copy(update={"evaluation": on_clients})
+        if recipe.built_algorithm.private:
+            recipe = recipe.evaluated_on_clients()
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target
             if target is not None:
                 check_accuracy_target(target)
         return recipe
+
+    def evaluated_on_clients(self) -> Recipe:
+        """The same, evaluated on clients, unless it says on what."""
+        if "on" in self.evaluation.model_fields_set:
+            return self
+        return self.model_copy(update={"evaluation": self.evaluation.model_copy(update={"on": ["clients"]})})
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Recipe:

@@ -224,9 +224,13 @@ def partition(source: Source) -> Words:
     about = f"Data: {data.dataset} ({data.source})." if data.source is not None else ""
     if data.table is None:
         return table([], [], note=f"{about} The run says nothing of its clients' classes.".strip())
-    counts = np.array(data.table, dtype=np.int64)
+    counts, names = np.array(data.table, dtype=np.int64), data.client_names
     rows: list[list[Cell]] = [
-        [str(client), *map(_count, row), {"text": f"{sum(row):,}", "value": sum(row)}]
+        [
+            " ".join([str(client), *names[client : client + 1]]),
+            *map(_count, row),
+            {"text": f"{sum(row):,}", "value": sum(row)},
+        ]
         for client, row in enumerate(counts[:MOST_CLIENTS].tolist())
     ]
     note = (

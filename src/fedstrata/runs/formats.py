@@ -154,6 +154,8 @@ class About(BaseModel):
     clients: Positive
     """How many there are."""
     layers: list[LayerEntry]
+    private: list[Text] = []
+    """The tensors that stay with the clients."""
     data: DataEntry
 
     @model_validator(mode="after")
