@@ -224,13 +224,10 @@ def partition(source: Source) -> Words:
     about = f"Data: {data.dataset} ({data.source})." if data.source is not None else ""
     if data.table is None:
         return table([], [], note=f"{about} The run says nothing of its clients' classes.".strip())
-    counts, names = np.array(data.table, dtype=np.int64), data.client_names
+    counts = np.array(data.table, dtype=np.int64)
+    names = [" ".join([str(client), *data.client_names[client : client + 1]]) for client in range(len(counts))]
     rows: list[list[Cell]] = [
-        [
-            " ".join([str(client), *names[client : client + 1]]),
-            *map(_count, row),
-            {"text": f"{sum(row):,}", "value": sum(row)},
-        ]
+        [names[client], *map(_count, row), {"text": f"{sum(row):,}", "value": sum(row)}]
         for client, row in enumerate(counts[:MOST_CLIENTS].tolist())
     ]
     note = (
