@@ -53,6 +53,7 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState, grown, initial_state
 from fedstrata.core.status import Status
+from fedstrata.core.training import check_training
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole
 
@@ -99,6 +100,7 @@ class Server:
         if not isinstance(algorithm, Algorithm):
             raise BadValue("algorithm", algorithm, "must be an Algorithm, like fedstrata.fedlayerwise()")
         require(min_replies >= 1, "min_replies", min_replies, "must be at least 1")
+        check_training(algorithm, None)
         if isinstance(model, nn.Module):
             if buffers is None:
                 buffers = _unmeasured(model)

@@ -19,7 +19,7 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
-from fedstrata.core.training import LocalTraining, Participation
+from fedstrata.core.training import LocalTraining, Participation, check_training
 
 
 class Engine(Protocol):
@@ -64,6 +64,7 @@ def fit(
         population=population,
     )
     check_cohort(algorithm, part.cohort_size(population))
+    check_training(algorithm, plan.training)
     while state.round < plan.rounds:
         number = state.round + 1
 
