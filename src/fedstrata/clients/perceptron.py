@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedstrata.clients.modules import has_hooks
 from fedstrata.clients.training import Schedule, Setup, Spring, local_optimizer
-from fedstrata.core.axes import Tensors
+from fedstrata.core.axes import Moving, Tensors
 from fedstrata.core.layers import Entry, Layers
 from fedstrata.tasks.task import Data, Samples
 
@@ -86,14 +86,21 @@ class PerceptronSteps:
     """A client's steps by the kernel, on its flat weights in place."""
 
     def __init__(
-        self, setup: Setup, network: Perceptron, data: Samples, schedule: Schedule, flat: Tensor, round: int
+        self,
+        setup: Setup,
+        network: Perceptron,
+        data: Samples,
+        schedule: Schedule,
+        flat: Tensor,
+        round: int,
+        anchor: Tensor,
     ) -> None:
-        training, self.layers = setup.training, setup.layers
+        training, self.layers = setup.training, setup.layers.whole
         self.flat, self.gradients = flat, torch.zeros_like(flat)
-        self.anchor, self.moved = flat.clone(), torch.empty_like(flat)
+        self.anchor, self.moved = anchor, torch.empty_like(flat)
         self.pulls: tuple[Tensors, list[tuple[Tensor, Tensor, float | Tensor]]] | None = None
-        self.weights = setup.layers.views(flat, trainable_only=True)
-        for name, gradient in setup.layers.views(self.gradients, trainable_only=True).items():
+        self.weights = self.layers.views(flat, trainable_only=True)
+        for name, gradient in self.layers.views(self.gradients, trainable_only=True).items():
             self.weights[name].grad = gradient
         self.keep, self.lr, self.decay = 0.0, training.learning_rate(round), training.weight_decay
         self.optimizer = None
@@ -127,12 +134,18 @@ class PerceptronSteps:
         self._merge(*block.steps[step - block.first])
         if spring.stiffness:
             self._pull(spring)
+        if spring.force is not None:
+            self.gradients[: len(spring.force)].add_(spring.force)
         if self.optimizer is not None:
             self.optimizer.step()
             return
         if self.decay:
             self.gradients.add_(self.flat, alpha=self.decay)
         self.flat.add_(self.gradients, alpha=-self.lr)
+
+    def hold(self, moving: Moving) -> None:
+        """Everything always moves."""
+        raise NotImplementedError
 
     def _pull(self, spring: Spring) -> None:
         """Add c (w − a) to the gradients, as the spring itself would, in fewer passes over the weights."""

@@ -15,8 +15,9 @@ from torch.optim.sgd import sgd
 
 from fedstrata.clients.modules import is_writable
 from fedstrata.core import rng
-from fedstrata.core.axes import Objective, Selection, State, Tensors
+from fedstrata.core.axes import Compares, MovesSome, Moving, Objective, Remembers, Selection, State, Tensors
 from fedstrata.core.layers import Layers
+from fedstrata.core.memory import Version
 from fedstrata.core.messages import Order
 from fedstrata.core.training import LocalTraining
 from fedstrata.tasks.nests import moved
@@ -108,6 +109,8 @@ class Spring:
     ) -> None:
         self.objective, self.state, self.layers, self.local, self.anchor = objective, state, layers, local, anchor
         self.stiffness: Tensors = {}
+        self.force: Tensor | None = None
+        """b, for the numbers that travel."""
 
     def refresh(self) -> None:
         """Compute the stiffness; unless it is differentiable, it is a constant for the gradient."""
@@ -130,6 +133,14 @@ class Spring:
                 continue  # frozen by the model itself while it trains
             force = c * (w - self.anchor[name])
             w.grad = force if w.grad is None else w.grad.add_(force)
+
+    @torch.no_grad()
+    def push(self) -> None:
+        """Add b to the gradients."""
+        for name, b in {} if self.force is None else self.layers.views(self.force, trainable_only=True).items():
+            w = self.local[name]
+            if w.requires_grad:
+                w.grad = b.clone() if w.grad is None else w.grad.add_(b)
 
 
 def mean_per_layer(stiffness: Tensors, layers: Layers) -> Tensor:
@@ -233,21 +244,35 @@ class Steps(Protocol):
         """Find the gradient on the step's batch, let the spring pull, and move the weights."""
         ...
 
+    def hold(self, moving: Moving) -> None:
+        """From now on, move only these."""
+        ...
+
     def loss(self) -> float:
         """The mean task loss over the samples seen."""
         ...
 
 
-def train(setup: Setup, order: Order, schedule: Schedule, steps: Steps, anchor: Tensor) -> tuple[float, Tensor | None]:
+def train(
+    setup: Setup, order: Order, schedule: Schedule, steps: Steps, anchor: Tensor, memory: Version
+) -> tuple[float, Tensor | None]:
     """Take the steps of the schedule; return the mean task loss, and the stiffness in the end, if it is recorded."""
-    anchors = setup.layers.views(anchor, trainable_only=True)
-    spring = Spring(setup.objective, order.objective_state, setup.layers, steps.weights, anchors)
-    stays = setup.objective.refresh == "round"
+    layers, objective, weights = setup.layers, setup.objective, steps.weights
+    if layers.private:  # nothing holds them back: there are no global ones
+        weights = {name: w for name, w in weights.items() if name in layers.entries}
+    anchors = layers.views(anchor[: layers.numel], trainable_only=True)
+    spring = Spring(objective, order.objective_state, layers, weights, anchors)
+    if isinstance(objective, Remembers):
+        force = objective.force(memory, order.objective_state, layers)
+        spring.force = None if force is None else force.to(anchor.device)
+    stays = objective.refresh == "round"
     for step in range(len(schedule)):
-        if not (stays and step) and is_due(setup.objective, schedule.opens_epoch(step), first_of_round=step == 0):
+        if isinstance(objective, MovesSome) and schedule.opens_epoch(step):
+            steps.hold(objective.moves(step // schedule.steps_per_epoch))
+        if not (stays and step) and is_due(objective, schedule.opens_epoch(step), first_of_round=step == 0):
             spring.refresh()
         steps.take(step, spring)
-    stiffness = mean_per_layer(spring.stiffness, setup.layers) if setup.record else None
+    stiffness = mean_per_layer(spring.stiffness, layers) if setup.record else None
     return steps.loss(), stiffness
 
 
@@ -261,24 +286,78 @@ class AutogradSteps:
         model.train()
         self.optimizer = local_optimizer(setup.training, self.weights.values(), round)
         self.total, self.seen = torch.zeros((), dtype=torch.float64), 0
+        self.comparison: Comparison | None = None
 
     def take(self, step: int, spring: Spring) -> None:
         """Forward, backward, pull, move."""
         indices = self.schedule.batch(step)
         inputs, targets = self.setup.to_device(self.data.batch(indices))
         self.optimizer.zero_grad()
-        loss = self.task_loss(self.model(inputs), targets)
+        loss = whole = self.task_loss(self.model(inputs), targets)
+        if self.comparison is not None:
+            whole = loss + self.comparison(inputs)
         if self.setup.objective.differentiable:
-            (loss + spring.energy()).backward()  # type: ignore[no-untyped-call]
+            (whole + spring.energy()).backward()  # type: ignore[no-untyped-call]
             make_dense(self.weights.values())
         else:
-            loss.backward()  # type: ignore[no-untyped-call]
+            whole.backward()  # type: ignore[no-untyped-call]
             make_dense(self.weights.values())
             spring.pull()
+        spring.push()
         self.optimizer.step()
         self.total += loss.detach().double().cpu() * len(indices)
         self.seen += len(indices)
 
+    def hold(self, moving: Moving) -> None:
+        """What has no gradient does not move."""
+        shared = self.setup.layers.entries
+        for name, weight in self.weights.items():
+            weight.requires_grad_(moving == "all" or (moving == "shared") == (name in shared))
+
+    def compare_with(self, anchor: Tensor, before: Tensor) -> None:
+        """Have the objective compare what the model makes of a batch with what these weights make of it."""
+        self.comparison = Comparison(self.setup, self.model, anchor, before)
+
     def loss(self) -> float:
         """Over every sample as often as it was seen."""
         return float(self.total) / max(1, self.seen)
+
+
+class Comparison:
+    """What the model makes of a batch, beside what other weights make of it: the input of its last module with some.
+
+    The model's own is looked at while it is trained, and so computed once; the others are in evaluation mode.
+    """
+
+    def __init__(self, setup: Setup, model: nn.Module, anchor: Tensor, before: Tensor) -> None:
+        assert isinstance(setup.objective, Compares)
+        self.compare = setup.objective.compare
+        self.others = [copy.deepcopy(model).eval() for _ in range(2)]
+        for other, weights in zip(self.others, (anchor, before), strict=True):
+            setup.layers.whole.load(other, weights)
+        self.live, *self.listeners = map(_Listener, (model, *self.others))
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """The loss that is added to the task's, after a forward of the model on these inputs."""
+        with torch.no_grad():
+            for other in self.others:
+                other(inputs)
+        anchor, before = (listener.heard().detach() for listener in self.listeners)
+        return self.compare(self.live.heard(), anchor, before)
+
+
+class _Listener:
+    """Hears what enters a model's last module with parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        last = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))][-1]
+        self._heard: Tensor | None = None
+        last.register_forward_pre_hook(self._hear)
+
+    def _hear(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._heard = inputs[0]
+
+    def heard(self) -> Tensor:
+        """In the last forward."""
+        assert self._heard is not None
+        return self._heard

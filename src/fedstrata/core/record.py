@@ -58,6 +58,12 @@ class RoundRecord:
     """Per client and layer [K, L]: angle, smoothed_angle, divergence, weight, mask, mu, norm; and model_angle [K]."""
     earlier: tuple[tuple[int, int, Status], ...] = ()
     """What was lost in attempts before this one: attempt, client and why."""
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The new model's loss and metric on each data set, in rounds that are evaluated."""
+    unmeasured: tuple[tuple[int, Status], ...] = ()
+    """The clients that could not be evaluated, and why."""
+    each: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What each evaluated client came to on its own held-out data: `client`, `samples`, `loss`, the metric, …"""
 
     @property
     def lost(self) -> list[tuple[int, Status]]:

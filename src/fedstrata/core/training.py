@@ -95,3 +95,17 @@ class LocalTraining:
     def learning_rate(self, round: int) -> float:
         """η · decay^(t − 1)."""
         return self.lr * self.lr_decay ** (round - 1)
+
+    def local_steps(self, samples: float, work: int) -> int:
+        """τ: how many steps so much work is, in epochs, or in steps where the plan counts those."""
+        return work if self.steps is not None else work * math.ceil(samples / self.batch_size)
+
+    def reach(self, steps: int) -> float | None:
+        """a: by how much a constant gradient g moves the weights in so many steps, −η a g; Adam has no such factor.
+
+        With momentum β it is the sum of v₁ = 1, v_{s+1} = β v_s + 1, which 1/(τη) takes for τ, and is wrong.
+        """
+        if self.optimizer != "sgd":
+            return None
+        beta = self.momentum
+        return (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)

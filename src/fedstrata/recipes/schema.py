@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,6 +28,9 @@ from fedstrata.tasks.config import Options, TaskConfig
 
 FORMAT = 1
 """Version of the recipe format."""
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What a recipe may be called, as run directories are named by it."""
 
 _log = logging.getLogger("fedstrata")
 
@@ -113,6 +117,10 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
+    fine_tune: int = Field(0, ge=0, description="epochs a client trains a copy before it is evaluated on it")
+    private: Literal["initial", "mean"] | None = Field(
+        None, description="the private layers of models that are evaluated on the server; without it, none are"
+    )
     batch_size: int | None = Field(
         None,
         ge=1,
@@ -143,7 +151,7 @@ class EngineConfig(BaseModel):
     timeout: float = Field(
         600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
+    device: str = Field("cpu", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
 
     @model_validator(mode="before")
@@ -154,6 +162,12 @@ class EngineConfig(BaseModel):
         if found:
             _say_ignored(", ".join(f"engine.{key}" for key in found))
         return {key: value for key, value in table.items() if key not in found} if found else table
+
+    @model_validator(mode="after")
+    def _check(self) -> EngineConfig:
+        known = re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device)
+        require(known is not None, "device", self.device, "must be cpu, cuda, or one of several: cuda:0, cuda:1, …")
+        return self
 
 
 @cache
@@ -169,6 +183,7 @@ class Record(BaseModel):
 
     layers: bool = Field(True, description="keep every round's numbers per client and layer")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: int = Field(2, ge=2, description="the last so many are kept; a round can be probed from its own")
 
 
 class Recipe(BaseModel):
@@ -177,7 +192,7 @@ class Recipe(BaseModel):
     model_config = _STRICT
 
     format: int = FORMAT
-    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = "experiment"
     description: str = ""
     seed: int = Field(0, ge=0, description="everything random follows from it")
     task: TaskConfig = TaskConfig()
@@ -192,6 +207,12 @@ class Recipe(BaseModel):
     record: Record = Record()
     paper: Options = Field(default_factory=dict, description="what the paper reports; not used by a run")
 
+    @model_validator(mode="after")
+    def _can_name_a_folder(self) -> Recipe:
+        known = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name)
+        require(known is not None, "name", self.name, "names folders: letters and digits, with . _ - between them")
+        return self
+
     @field_validator("algorithm")
     @classmethod
     def _axes_are_tables(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +225,9 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        _ = recipe.built_algorithm
+        if recipe.built_algorithm.private and "on" not in recipe.evaluation.model_fields_set:
+            on_clients = recipe.evaluation.model_copy(update={"on": ["clients"]})
+            recipe = recipe.model_copy(update={"evaluation": on_clients})
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target

@@ -5,21 +5,28 @@ Runs with the same seed share partition, initial weights and client sampling, so
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.display import Table, html
+from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError, visible
 from fedstrata.core.lazy import plots
+from fedstrata.formatting import size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
 from fedstrata.runs.files import Folder
 from fedstrata.runs.formats import COMPARISON_FORMAT, Request
-from fedstrata.runs.reader import Run
+from fedstrata.runs.reader import Run, to_pandas
+from fedstrata.runs.statistics import estimate, paired_differences, written_differences
 
 if TYPE_CHECKING:
     from altair import TopLevelMixin as Chart
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Job:
     path: Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What is compared, and where it is."""
 
@@ -41,19 +48,56 @@ class Comparison:
     jobs: tuple[Job, ...]
     path: Path
 
-    @classmethod
-    def at(cls, path: str | Path) -> Comparison:
-        """One that was run before: the seeds that every algorithm has run to their end."""
-        return read_comparison(Path(path))[0]
-
-    def runs(self) -> list[Run]:
-        """Its runs."""
-        return [Run(job.path) for job in self.jobs]
-
     def plot(self, kind: str = "curves", **options: Any) -> Chart:
         """A picture of the comparison as an Altair chart; see `fedstrata.plots`."""
         chart: Chart = plots.draw(kind, self, **options)
         return chart
+
+    @property
+    def runs(self) -> dict[tuple[str, int], Run]:
+        """Every run, by algorithm and seed."""
+        return {(job.algorithm, job.seed): Run(job.path) for job in self.jobs}
+
+    def outcomes(self) -> dict[tuple[str, int], Outcome]:
+        """What every run came to, by algorithm and seed."""
+        return {key: outcome(run) for key, run in self.runs.items()}
+
+    def differences(
+        self,
+        what: Literal["metric", "rounds_to_target", "upload", "upload_to_target"] = "metric",
+        baseline: str | None = None,
+    ) -> dict[str, list[float]]:
+        """Each algorithm's outcome minus the baseline's, seed by seed; the baseline is the first one if not given.
+
+        Infinite where only one of the two reached the target, NaN where neither did.
+        """
+        first = self.algorithms[0] if baseline is None else baseline
+        if first not in self.algorithms:
+            raise BadValue("baseline", baseline, f"is none of {', '.join(self.algorithms)}")
+        found = self.outcomes()
+        values = {a: [float(getattr(found[a, s], what) or 0.0) for s in self.seeds] for a in self.algorithms}
+        return {a: paired_differences(values[a], values[first]) for a in self.algorithms if a != first}
+
+    def tables(self) -> list[Table]:
+        """A row for each algorithm; then each algorithm's differences from the first, seed by seed."""
+        return _tables(self)
+
+    def frame(self) -> DataFrame:
+        """A pandas DataFrame with a row for each run: what results.csv has.
+
+        `pandas.concat({key: run.frame() for key, run in comparison.runs.items()})` has every round of each.
+        """
+        return to_pandas("Comparison.frame()", [result(job) for job in self.jobs])
+
+    def __repr__(self) -> str:
+        seeds = ", ".join(map(str, self.seeds))
+        return visible(f"<Comparison {self.path}: {', '.join(self.algorithms)}; seeds {seeds}>")
+
+    def _repr_html_(self) -> str:
+        try:
+            return html(self.tables())
+        except (FedstrataError, OSError) as error:  # a run that is not finished, or not there any more
+            return html([Table(str(error), (), ((repr(self),),))])
 
 
 def read_request(path: Path) -> Request:
@@ -77,15 +121,8 @@ def begun_runs(path: Path) -> list[tuple[str, int, Path]]:
 
 def read_comparison(path: Path) -> tuple[Comparison, list[str]]:
     """A comparison that was run before, as far as it got; and of each run that cannot be read, what is wrong."""
-    request, problems = read_request(path), []
-    finished: list[Job] = []
-    for algorithm, seed, at in begun_runs(path):
-        try:
-            run = Run(at)
-            if run.finished():
-                finished.append(Job(algorithm, seed, run.recipe, at))
-        except (FedstrataError, OSError) as error:
-            problems.append(str(error))
+    request = read_request(path)
+    finished, problems = _finished(path)
     wanted = set(request.algorithms)
     complete = {seed for seed in request.seeds if {job.algorithm for job in finished if job.seed == seed} == wanted}
     if not complete:
@@ -94,6 +131,22 @@ def read_comparison(path: Path) -> tuple[Comparison, list[str]]:
     seeds = tuple(seed for seed in request.seeds if seed in complete)
     jobs = tuple(job for job in finished if job.seed in complete)
     return Comparison(tuple(request.algorithms), seeds, jobs, path), problems
+
+
+def _finished(path: Path) -> tuple[list[Job], list[str]]:
+    """Every run of a comparison that is finished; and of each that cannot be read, what is wrong."""
+    finished, problems = list[Job](), list[str]()
+    for algorithm, seed, at in begun_runs(path):
+        try:
+            run = Run(at)
+            if run.finished():
+                finished.append(Job(algorithm, seed, run.recipe, at))
+        except (FedstrataError, OSError) as error:
+            problems.append(str(error))
+    return finished, problems
+
+
+# --- what came out ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,23 +178,72 @@ def outcome(run: Run) -> Outcome:
     )
 
 
-def write_results(comparison: Comparison) -> Path:
-    """Every run's outcome as a table for other programs: results.csv."""
-    rows = ["algorithm,seed,metric,value,best,rounds,rounds_to_target,upload,upload_to_target"]
-    for job in comparison.jobs:
-        run = Run(job.path)
-        summary = run.summary()
-        values = [
-            job.algorithm,
-            job.seed,
-            run.metric.name,
-            summary[run.metric.name],
-            summary["best"],
-            summary["rounds"],
-            summary["rounds_to_target"],
-            summary["upload"],
-            summary["upload_to_target"],
-        ]
-        rows.append(",".join("" if value is None else str(value) for value in values))
-    Folder(comparison.path).write("results.csv", ("\n".join(rows) + "\n").encode())
-    return comparison.path / "results.csv"
+def _tables(comparison: Comparison) -> list[Table]:
+    """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
+    results, first = comparison.outcomes(), next(iter(comparison.runs.values()))
+    target, metric, limit = first.recipe.evaluation.target, first.metric.name, results[next(iter(results))].limit
+    rises = first.metric.direction == "max"
+    columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format, "no number", rises)]
+    if target is not None:
+        columns.append(_Column(f"rounds to {target:g}", lambda o: o.rounds_to_target, "{:g}".format, f">{limit}"))
+        columns.append(_Column("upload to target", lambda o: o.upload_to_target, size))
+    columns.append(_Column("upload", lambda o: o.upload, size))
+    values = {
+        (algorithm, column.name): [float(column.get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
+        for algorithm in comparison.algorithms
+        for column in columns
+    }
+
+    seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
+    headings, baseline = ("algorithm", *(column.name for column in columns)), comparison.algorithms[0]
+    rows, differences = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for algorithm in comparison.algorithms:
+        rows.append((algorithm, *(estimate(values[algorithm, c.name]).written(c.value) for c in columns)))
+        found = {c.name: paired_differences(values[algorithm, c.name], values[baseline, c.name]) for c in columns}
+        cells = (written_differences(found[c.name], c.difference, algorithm, baseline, c.rises) for c in columns)
+        differences.append((algorithm, *cells))
+    shown = [Table(f"{first.recipe.name}, {seeds}", headings, tuple(rows))]
+    if len(rows) > 1:
+        shown.append(Table(f"minus {baseline}, paired by seed", headings, tuple(differences[1:])))
+    return shown
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One figure of every run: how it is got, and how it is written."""
+
+    name: str
+    get: Callable[[Outcome], float | None]
+    write: Callable[[float], str]
+    missed: str = "not reached"
+    rises: bool = False
+
+    def value(self, value: float) -> str:
+        return self.missed if math.isinf(value) else self.write(value)
+
+    def difference(self, value: float) -> str:
+        return ("−" if value < 0 else "+") + self.write(abs(value))
+
+
+def result(job: Job) -> dict[str, Any]:
+    """What one run came to, as a line of results.csv."""
+    run = Run(job.path)
+    summary = run.summary()
+    return {
+        "algorithm": job.algorithm,
+        "seed": job.seed,
+        "metric": run.metric.name,
+        "value": summary[run.metric.name],
+        **{name: summary[name] for name in ("best", "rounds", "rounds_to_target", "upload", "upload_to_target")},
+    }
+
+
+def write_results(path: Path) -> Path:
+    """The outcome of every finished run of a comparison as a table for other programs: results.csv."""
+    rows = [result(job) for job in _finished(path)[0]]
+    content = io.StringIO()
+    writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    Folder(path).write("results.csv", content.getvalue().encode())
+    return path / "results.csv"

@@ -61,14 +61,26 @@ class Folder:
             raise RunDirectoryError(f"{self.path / name} is damaged: it has more than {size(most)}")
         return content
 
-    def read_arrays(self, name: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """The arrays and the metadata of a safetensors file."""
+    def read_arrays(self, name: str, prefix: str = "") -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """The arrays, of which those whose name begins so, and the metadata of a safetensors file."""
         handle = self._open(name, os.O_RDONLY)
         try:
             with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (not a dict)
+                arrays = {key: file.get_tensor(key) for key in names}
                 return arrays, dict(file.metadata() or {})
         except (SafetensorError, MemoryError, TypeError, AttributeError) as error:  # the latter: no dtype of NumPy's
+            raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
+        finally:
+            os.close(handle)
+
+    def array_names(self, name: str) -> list[str]:
+        """The arrays of a safetensors file, by name, without reading them."""
+        handle = self._open(name, os.O_RDONLY)
+        try:
+            with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
+                return list(file.keys())
+        except (SafetensorError, MemoryError) as error:
             raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
         finally:
             os.close(handle)
@@ -113,6 +125,14 @@ class Folder:
             except OSError:
                 self._unlink(folder, partial)  # a full disk needs the room
                 raise
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder below, unless it is there."""
+        with self._folder_of(name) as (folder, last):
+            assert folder is not None
+            if self._kind(name, folder, last) is None:
+                os.mkdir(last, dir_fd=folder)
+                os.fsync(folder)
 
     def append_line(self, name: str, line: bytes) -> None:
         """Add a line to a file. A kill in the middle leaves a torn last line, which readers drop."""
@@ -280,7 +300,7 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[int]:
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
     try:
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + max(patience, _GLANCE)
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,8 +319,28 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[int]:
         os.close(handle)
 
 
+def in_use(directory: Path) -> bool:
+    """Whether a process works in a directory. Whoever only asks is in nobody's way for longer than a glance."""
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
 WHILE_WRITING = 30.0
 """Seconds to wait for a process that is between reading and writing."""
+
+_GLANCE = 0.1
+"""Seconds to wait for one that only asks whether a directory is in use."""
 
 
 def _owner(handle: int) -> str:

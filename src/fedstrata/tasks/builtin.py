@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypedDict, get_type_hints
 
 import numpy as np
 import torch
@@ -16,22 +16,25 @@ from fedstrata.core import rng
 from fedstrata.core.errors import MISSING, BadValue, DataError, FedstrataError, RecipeError
 from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
+from fedstrata.tasks.augment import Operation, augmented
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
+from fedstrata.tasks.mapped import Mapped
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
-from fedstrata.tasks.partitions import Partition, held_out_sizes, split
-from fedstrata.tasks.task import Samples, Task, as_data
+from fedstrata.tasks.partitions import Partition, Scheme, held_out_sizes, split
+from fedstrata.tasks.task import Data, Samples, Task, as_data, rows_of
+from fedstrata.tasks.whole import Whole
 
 
 @dataclass(frozen=True)
-class ClientShards(Sequence[Samples]):
+class ClientShards(Sequence[Data]):
     """Every client's part of one data set, made when asked for: a hundred thousand clients cost nothing.
 
     With a `held_out` share, each client's own samples are split, at random and for good, into a part to train on and
     a part to be evaluated on; `part` says which one this is.
     """
 
-    whole: Samples
+    whole: Data
     partition: Partition
     seed: int = 0
     held_out: float = 0.0
@@ -40,12 +43,12 @@ class ClientShards(Sequence[Samples]):
     def __len__(self) -> int:
         return len(self.partition)
 
-    def __getitem__(self, client: int) -> Samples:  # type: ignore[override]
+    def __getitem__(self, client: int) -> Data:  # type: ignore[override]
         rows = self.partition[client]
         if self.held_out:
             train, held_out = split(rows, self.held_out, self.seed, client)
             rows = held_out if self.part == "held_out" else train
-        return Samples(self.whole.inputs, self.whole.targets, rows)
+        return rows_of(self.whole, rows)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -57,31 +60,50 @@ class ClientShards(Sequence[Samples]):
         return held_out if self.part == "held_out" else sizes - held_out
 
 
-def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path | None = None) -> Task:
-    """Load, partition, and put together what the recipe names."""
+class Given(TypedDict, total=False):
+    """What Python may hand over itself in the place of what a recipe names."""
+
+    data: Mapped
+    partition: Scheme
+    model: Callable[..., nn.Module]
+    augment: Sequence[str | Operation]
+
+
+def build_task(
+    config: TaskConfig, seed: int, held_out: float = 0.0, data: Path | None = None, given: Given | None = None
+) -> Task:
+    """Load, partition, and put together what the recipe names, or what was given."""
+    given = given or {}
     if config.function is not None:
         return _users_task(config, seed)
     if config.nodes is not None:
         return _task_of_nodes(config.model, config.nodes)
-    train, test, class_names, source = _load(config, seed, data)
-    evaluation: dict[str, Any] = {"test": test}
-    labels = train.targets.numpy()
+    whole = given["data"]() if "data" in given else _load(config, seed, data)
+    train, labels = whole.train, whole.labels
+    evaluation: dict[str, Any] = {} if whole.test is None else {"test": whole.test}
     rows = np.arange(len(labels))
     if config.validation:
         if config.validation >= len(rows):
             raise RecipeError("task.validation", config.validation, f"must be below the {len(rows)} training samples")
         rows = rng.generator(seed, "validation").permutation(rows)
-        evaluation["validation"] = Samples(train.inputs, train.targets, rows[: config.validation])
+        evaluation["validation"] = rows_of(train, rows[: config.validation])
         rows = np.sort(rows[config.validation :])
-    partition = _partition(config, labels[rows], seed)
+    if whole.owners is None:
+        partition = _partition(config, labels[rows], seed, given.get("partition"))
+    else:
+        partition = Partition.from_owners(np.arange(len(rows)), whole.owners[rows], len(whole.client_names))
     partition = Partition(rows[partition.indices], partition.offsets)
-    evaluation["train"] = Samples(train.inputs, train.targets, partition.indices)
-    notes: dict[str, Any] = {"dataset": config.dataset, "source": source}
+    evaluation["train"] = rows_of(train, partition.indices)
+    notes: dict[str, Any] = {"dataset": config.dataset, "source": whole.source}
     if labels.ndim == 1 and not np.issubdtype(labels.dtype, np.floating):
-        notes |= {"class_names": list(class_names), "table": partition.table(labels, len(class_names)).tolist()}
+        table = partition.table(labels, len(whole.class_names))
+        notes |= {"class_names": list(whole.class_names), "table": table.tolist()}
+    if whole.client_names:
+        notes["client_names"] = list(whole.client_names)
+    operations = given.get("augment", config.augment)
     return Task(
-        model=_model_factory(config.model, tuple(train.inputs.shape[1:]), len(class_names)),
-        clients=ClientShards(train, partition, seed, held_out, "train"),
+        model=model_factory(config.model, whole.shape, len(whole.class_names), given.get("model")),
+        clients=ClientShards(augmented(train, operations, whole.shape), partition, seed, held_out, "train"),
         held_out=ClientShards(train, partition, seed, held_out, "held_out") if held_out else None,
         evaluation=evaluation,
         name=config.dataset,
@@ -93,7 +115,7 @@ def _task_of_nodes(model: Mapping[str, Any], nodes: NodesConfig) -> Task:
     """What is known without any data; how much each client has, it says itself later."""
     unknown = np.ones(nodes.clients, dtype=np.int64)
     return Task(
-        model=_model_factory(model, tuple(nodes.shape), len(nodes.class_names)),
+        model=model_factory(model, tuple(nodes.shape), len(nodes.class_names)),
         clients=RemoteData(unknown),
         held_out=RemoteData(unknown),
         name=NODES,
@@ -124,7 +146,7 @@ def _users_task(config: TaskConfig, seed: int) -> Task:
     return task
 
 
-def _load(config: TaskConfig, seed: int, data: Path | None) -> tuple[Samples, Samples, Sequence[str], str]:
+def _load(config: TaskConfig, seed: int, data: Path | None) -> Whole:
     if ":" in config.dataset:
         try:
             with rng.global_scope(seed, "task"):
@@ -139,14 +161,18 @@ def _load(config: TaskConfig, seed: int, data: Path | None) -> tuple[Samples, Sa
             raise RecipeError("task.dataset", config.dataset, "must give tensors; use task.function for a Dataset")
         integer = not train.targets.is_floating_point() and train.targets.ndim == 1
         classes = int(train.targets.max()) + 1 if integer else 1
-        return train, test, [str(c) for c in range(classes)], config.dataset
+        return _in_memory(train, test, [str(c) for c in range(classes)], config.dataset)
     if config.dataset not in datasets.NAMES:
         raise RecipeError("task.dataset", config.dataset, f"unknown; there are: {', '.join(datasets.NAMES)}")
     loaded = datasets.load(config.dataset, data)
     scale = _scaling(loaded.train_images, config.inputs)
     train = Samples(scale(loaded.train_images), loaded.train_labels)
     test = Samples(scale(loaded.test_images), loaded.test_labels)
-    return train, test, loaded.class_names, loaded.source
+    return _in_memory(train, test, loaded.class_names, loaded.source)
+
+
+def _in_memory(train: Samples, test: Samples, class_names: Sequence[str], source: str) -> Whole:
+    return Whole(train, train.targets.numpy(), tuple(train.inputs.shape[1:]), class_names, source, test)
 
 
 def _scaling(images: Tensor, inputs: str) -> Callable[[Tensor], Tensor]:
@@ -182,8 +208,10 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 _TOO_MUCH = "needs more memory than there is"
 
 
-def _partition(config: TaskConfig, labels: np.ndarray, seed: int) -> Partition:
-    name, scheme = config.partition.get("name"), config.built_partition
+def _partition(config: TaskConfig, labels: np.ndarray, seed: int, given: Scheme | None = None) -> Partition:
+    name, scheme = config.partition.get("name"), given or config.built_partition
+    if given is not None:
+        name = type(given).__name__
     try:
         partition = scheme.split(labels, rng.generator(seed, "partition"))
     except BadValue as error:
@@ -204,13 +232,15 @@ def _partition(config: TaskConfig, labels: np.ndarray, seed: int) -> Partition:
     return partition
 
 
-def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+def model_factory(
+    table: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: Callable[..., nn.Module] | None = None
+) -> Callable[[], nn.Module]:
     """Our models take the input's shape and the number of classes; a user's takes of these what it has a name for."""
-    options = dict(table)
+    options = dict(table) if own is None else {"name": getattr(own, "__name__", type(own).__name__)}
     if "name" not in options:
         raise RecipeError("task.model.name", MISSING, f"is missing; there are: {', '.join(MODELS)}")
     name = options.pop("name")
-    factory = find("task.model.name", name, MODELS)
+    factory = find("task.model.name", name, MODELS) if own is None else own
     accepted = inspect.signature(factory).parameters
     types = get_type_hints(factory) if inspect.isfunction(factory) else {}
     given = {key: value for key, value in (("input_shape", shape), ("classes", classes)) if key in accepted}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from typing import Any, Protocol
 
@@ -128,6 +128,28 @@ class Batches:
         if not _is_pair(batch):
             raise DataError(f"{self.what}: batch(indices) must give a pair (inputs, targets), not {_kind(batch)}")
         return batch[0], batch[1]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some samples of a data set that makes its batches itself."""
+
+    whole: Data
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Gather by index."""
+        return self.whole.batch(self.rows[indices])
+
+
+def rows_of(whole: Data, rows: np.ndarray) -> Data:
+    """Some samples of a data set."""
+    if not isinstance(whole, NestedSamples):
+        return Rows(whole, rows)
+    return replace(whole, rows=rows if whole.rows is None else whole.rows[rows])
 
 
 def _is_pair(found: object) -> bool:
