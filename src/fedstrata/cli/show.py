@@ -273,12 +273,13 @@ def _recipes() -> Table:
 def _algorithms() -> Table:
     from fedstrata.algorithms import NAMED, axes_of
 
-    axes = ("objective", "selection", "weighting")
-    table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
+    columns = ("algorithm", "its choices, where they are not FedAvg's", "layers")
+    table = Table(*columns, title="--algorithm NAME", title_justify="left")
+    usual = axes_of(NAMED["fedavg"]())
     for name, function in NAMED.items():
         algorithm = function()
-        parts = axes_of(algorithm)
-        table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
+        own = [f"{axis} {part['name']}" for axis, part in axes_of(algorithm).items() if part != usual.get(axis)]
+        table.add_row(name, ", ".join(own), str(algorithm.grouping))
     return table
 
 

@@ -21,7 +21,7 @@ from fedstrata.algorithms import AXES, from_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MISSING, BadValue, RecipeError, require
 from fedstrata.core.grouping import GROUPINGS, Grouping
-from fedstrata.core.training import LocalTraining, Participation
+from fedstrata.core.training import LocalTraining, Participation, check_training
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.tables import check_values, parse_algorithm, parse_setting, set_key
 from fedstrata.tasks.config import Options, TaskConfig
@@ -219,6 +219,8 @@ class Recipe(BaseModel):
     @field_validator("algorithm")
     @classmethod
     def _axes_are_tables(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(combine := algorithm.get("combine"), str):
+            algorithm = {**algorithm, "combine": {"name": combine}}
         for axis in AXES:
             given = algorithm.get(axis, {})
             require(isinstance(given, Mapping), axis, given, 'must be a table with a name, like { name = "…" }')
@@ -230,6 +232,7 @@ class Recipe(BaseModel):
         recipe = cls.read(table)
         if recipe.built_algorithm.private:
             recipe = recipe.evaluated_on_clients()
+        check_training(recipe.built_algorithm, recipe.training.local)
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target
