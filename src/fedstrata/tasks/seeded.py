@@ -49,9 +49,9 @@ class SeededTask:
 
     table: TaskConfig
     """What a recipe would say of it."""
-    given: Given = field(default_factory=lambda: Given())
+    given: Given = field(default_factory=lambda: Given(), repr=False)
     """What a recipe has no words for."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of the task that is built: its loss, its metric."""
 
     @property
