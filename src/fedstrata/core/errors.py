@@ -8,6 +8,7 @@ FedstrataError
 │   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
 │   ├── DiskFull            no room to write a file: which disk it is
 │   ├── RuleError           a user's rule that answers nonsense
+│   │   └── CheckFailed     one that failed checks of `check_rule`; it is in testing/report.py, with its report
 │   ├── ModelError          a model, or data, that does not repeat, or that no order can find as it was built
 │   ├── ClientAppError      a Flower ClientApp whose answers cannot be used, by anyone and from the beginning
 │   └── MissingExtra        an optional dependency that is not installed
@@ -101,8 +102,8 @@ class MemoryLost(FedstrataError):
     """A client's memory is not where it should be; the message says what there is instead."""
 
     def __init__(self, client: int, tag: tuple[int, int], there: Iterable[tuple[int, int]]) -> None:
-        self.client, self.tag = client, tag
-        known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in sorted(there))
+        self.client, self.tag, self.there = client, tag, sorted(there)
+        known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in self.there)
         what = f"client {client} has no memory of round {tag[0]}, attempt {tag[1]}"
         super().__init__(f"{what}; it has {f'that of {known}' if known else 'none at all'}")
 

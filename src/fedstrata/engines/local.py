@@ -31,9 +31,9 @@ from fedstrata.clients.client import Client, Kept
 from fedstrata.clients.training import Setup
 from fedstrata.core.determinism import cores
 from fedstrata.core.errors import ModelError
-from fedstrata.core.memory import Versions
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.status import Status
+from fedstrata.core.versions import Versions
 from fedstrata.processes import held_back, keep_memory, leave_to_parent
 
 
@@ -190,7 +190,9 @@ class _Crew:
             models.add(id(order.model))
         yield turn
 
-    def exchange(self, orders: Sequence[Order], attached: Callable[[Order], Order]) -> Iterator[tuple[Order, Answer]]:
+    def exchange(
+        self, orders: Sequence[Order], attached: Callable[[Order], Order] = lambda order: order
+    ) -> Iterator[tuple[Order, Answer]]:
         """Every order's answer. A worker that dies changes none: its order is given out once more, whole.
 
         An order goes to a worker with the client's memory `attached`.

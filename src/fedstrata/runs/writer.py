@@ -24,9 +24,9 @@ from safetensors.numpy import save
 from fedstrata.core import determinism
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.core.layers import Layers
-from fedstrata.core.memory import Versions
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState
+from fedstrata.core.versions import Versions
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import environment, formats
 from fedstrata.runs.directory import Checkpoint, RunDirectory, digest, round_file, sha256
