@@ -238,6 +238,15 @@ def test_findings_follow_the_clients() -> None:
     assert before == after == {(2, "unlearns"), (5, "few samples")}
 
 
+def test_clients_go_by_their_names() -> None:
+    made, names = Made(), ["north", "east", "south", "west", "city", "coast"]
+    made.sizes[4] = 3
+    named = about().model_copy(update={"data": about().data.model_copy(update={"client_names": names})})
+    assert made.suspects(named)[0].sentence.startswith("Client 4 (city) has 3 samples")
+    lost = [{"client": 1, "kind": "failed", "reason": "", "why": "failed"}]
+    assert find(named, [line(1, lost=lost)], None, 20)[0].sentence.startswith("Client 1 (east) gave nothing")
+
+
 def test_three_clients_are_too_few_to_compare() -> None:
     made = Made(clients=3)
     made.updates[:, 1] = 0
