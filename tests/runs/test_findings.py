@@ -318,7 +318,7 @@ def test_the_hospital_with_wrong_labels_is_named(tmp_path: Path, cli: Any, monke
     assert suspects == [hospitals.WRONG]
     shown = cli("show", run.path).out
     assert "what stands out" in shown
-    assert f"Client {hospitals.WRONG} does not learn what the others learn" in shown
+    assert "Client 3 (Dover) does not learn what the others learn" in shown
 
 
 def test_the_iid_clients_of_quickstart_are_no_suspects(tmp_path: Path) -> None:
