@@ -163,6 +163,14 @@ def test_a_stuck_client_is_a_suspect(fault: Any) -> None:
     assert (found.client, found.reason) == (1, "stuck")
 
 
+def test_where_most_stand_still_training_has_come_to_rest() -> None:
+    made = Made()
+    made.updates[:, :3] = 0
+    assert [found.client for found in made.suspects(about())] == [0, 1, 2]
+    made.updates[:, 3] = 0
+    assert made.suspects(about()) == []
+
+
 def test_a_frozen_layer_makes_nobody_stuck() -> None:
     made = Made()
     made.updates[:, :, 1] = 0

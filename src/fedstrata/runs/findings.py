@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -213,7 +213,10 @@ def _suspects(table: _Table, history: Sequence[Line], batch_size: int) -> Iterat
     if there.sum() < FEWEST_CLIENTS:
         return
     told: set[int] = set()
-    rules: list[Iterator[Finding]] = [_stuck(table), _few(table, batch_size)]
+    stuck = list(_stuck(table))
+    if 2 * len(stuck) > there.sum():
+        stuck = []  # training has come to rest
+    rules: list[Iterable[Finding]] = [stuck, _few(table, batch_size)]
     if _has_learned(history):
         rules += [_unlearning(table), _unfitting(table), _memorising(table)]
     for rule in rules:
