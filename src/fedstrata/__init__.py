@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedstrata.algorithms import named as named
     from fedstrata.algorithms import neuron_pruning as neuron_pruning
     from fedstrata.algorithms import random_layers as random_layers
+    from fedstrata.clients.local import Local as Local
     from fedstrata.core.aggregation import initial_state as initial_state
     from fedstrata.core.axes import Algorithm as Algorithm
     from fedstrata.core.fit import Plan as Plan
@@ -53,6 +54,7 @@ _HOMES = {
         "neuron_pruning",
         "random_layers",
     ),
+    "clients.local": ("Local",),
     "recipes.schema": ("Recipe", "load"),
     "core.layers": ("Layers",),
     "core.fit": ("Plan", "fit"),

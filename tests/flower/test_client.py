@@ -1,4 +1,4 @@
-"""The client's half of what a Strategy cannot do alone: springs, and selections on the client."""
+"""The client's half of what a Strategy cannot do alone: proximal terms, and selections on the client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstrata import algorithms
 from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError
-from fedstrata.flower import Spring, Strategy
+from fedstrata.flower import Local, Strategy
 from fedstrata.selections import Everything
 from fedstrata.weightings import SampleSize
 from tests.support.flower import DROP_IN, FakeGrid, array_app, ask, asked, helped_app, stock_app
@@ -37,8 +37,8 @@ def test_an_objective_that_was_not_applied_is_refused(name: str) -> None:
     strategy = Strategy(ALGORITHMS[name])
     start(strategy, FakeGrid(apps), rounds=1)
     status = by_client(strategy.records[0])
-    assert status.pop(NODES[0]).startswith(f"refused: the client did not apply {name}: use fedstrata.flower.Spring")
-    assert status.pop(NODES[1]).startswith(f"refused: the client did not apply {name}: call Spring.pull()")
+    assert status.pop(NODES[0]).startswith(f"refused: the client did not apply {name}: use fedstrata.flower.Local")
+    assert status.pop(NODES[1]).startswith(f"refused: the client did not apply {name}: call local.pull()")
     assert set(status.values()) == {"ok"}
 
 
@@ -148,12 +148,12 @@ class Proximal(nn.Module):
         return self.last(self.second(self.first(x)))
 
 
-def test_the_spring_is_the_gradient_of_the_penalty() -> None:
+def test_a_pull_is_the_gradient_of_the_penalty() -> None:
     """μ/2 ‖w − a‖² added to the loss by hand; what is frozen gets no gradient, what is tied is pulled once."""
     torch.manual_seed(0)
     model = Proximal().double()
     message = first_message(Strategy(algorithms.fedprox(mu=0.7)), ArrayRecord(model.state_dict()))
-    spring = Spring(message, model)
+    local = Local(message, model)
     anchors = {name: p.detach().clone() for name, p in model.named_parameters()}
     inputs = torch.randn(4, 3, dtype=torch.float64)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_the_spring_is_the_gradient_of_the_penalty() -> None:
             if p.requires_grad:
                 p.add_(torch.randn_like(p))
     model(inputs).square().sum().backward()
-    spring.pull()
+    local.pull()
     pulled = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     penalty = sum((p - anchors[name]).square().sum() for name, p in model.named_parameters())
@@ -177,16 +177,16 @@ def first_message(strategy: Strategy, arrays: ArrayRecord) -> Message:
     return next(iter(strategy.configure_train(1, arrays, ConfigRecord(), grid)))
 
 
-def test_what_the_spring_needs() -> None:
+def test_what_a_pull_needs() -> None:
     model = nn.Linear(2, 2).double()
     message = first_message(Strategy(algorithms.fedlap()), ArrayRecord(model.state_dict()))
-    with pytest.raises(RuntimeError, match=r"loop over spring.epoch\(batches\)"):
-        Spring(message, model).pull()
+    with pytest.raises(RuntimeError, match=r"FedLap has to know when an epoch begins: call local.epoch\(\)"):
+        Local(message, model).pull()
     with pytest.raises(RecipeError, match=r"weight, bias.*the model has no such parameter"):
-        Spring(message, nn.Sequential(model))
+        Local(message, nn.Sequential(model))
     ask(message, schema=1)
     with pytest.raises(RecipeError, match="schema = 1: this fedstrata speaks 2"):
-        Spring(message, model)
+        Local(message, model)
 
 
 def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytes
     message = first_message(Strategy(algorithms.fedprox()), ArrayRecord(model.state_dict()))
     ask(message, objective='{"name": "evil_rule:Rule"}')
     with pytest.raises(RecipeError, match="'evil_rule:Rule': unknown"):
-        Spring(message, model)
+        Local(message, model)
     ask(message, objective="", answer="scores", selection='{"name": "evil_rule:Rule"}')
     app = helped_app(
         replace(TASK, model=lambda: nn.Linear(2, 2), clients=[(torch.ones(1, 2).double(), torch.zeros(1).long())]), lr=1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.clients.training import Spring, mean_per_layer
+from fedstrata.clients.local import Spring, mean_per_layer
 from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, Objective
 from fedstrata.core.errors import BadValue

@@ -6,7 +6,7 @@ import math
 import os
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.rnn import PackedSequence
 
+from fedstrata.clients.local import Local, Schedule, Spring, draw_schedule
 from fedstrata.clients.modules import CleanModule, same_bits
 from fedstrata.clients.perceptron import PerceptronSteps, as_perceptron
-from fedstrata.clients.training import AutogradSteps, Schedule, Setup, draw_schedule, own_copy, train
+from fedstrata.clients.training import Setup, own_copy, train
 from fedstrata.core import rng
 from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
 from fedstrata.core.determinism import steady
@@ -59,8 +60,9 @@ class Client:
         self.device = torch.device(setup.device)
         self._module = CleanModule(lambda: setup.build().to(self.device), setup.layers)
         network = as_perceptron(self._module.model, setup.layers, setup.task.loss)
-        by_kernel = setup.device == "cpu" and not setup.objective.differentiable
-        self._network = network if by_kernel else None
+        training, is_own = setup.training, setup.task.train is not None
+        others = is_own or training.names_an_optimizer or training.clips or setup.objective.differentiable
+        self._network = network if setup.device == "cpu" and not others else None
         self._layout_is_known = not self._module.layout_matters
         self._has_rehearsed = False
         self._read_twice: set[int] = set()
@@ -106,14 +108,14 @@ class Client:
     def _train(self, order: Order, data: Data, buffer: Tensor | None, by_kernel: bool = False) -> Reply:
         assert order.model is not None
         schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed)
-        flat, loss, stiffness = self._trained(order, data, schedule, by_kernel)
+        flat, metrics, stiffness = self._trained(order, data, schedule, by_kernel)
         update = self._difference(flat, order.model.to(self.device))
-        return self._reply(order, len(data), self._kept_in(buffer, update), loss, stiffness)
+        return self._reply(order, len(data), self._kept_in(buffer, update), metrics, stiffness)
 
     def _trained(
         self, order: Order, data: Data, schedule: Schedule, by_kernel: bool = False
-    ) -> tuple[Tensor, float, Tensor | None]:
-        """The weights after the schedule's steps, the mean task loss, and the stiffness in the end."""
+    ) -> tuple[Tensor, Mapping[str, float], Tensor | None]:
+        """The weights after the schedule's steps, what was measured on the way, and the stiffness in the end."""
         assert order.model is not None
         setup, anchor = self.setup, order.model.to(self.device)
         flat = anchor.clone()
@@ -122,11 +124,40 @@ class Client:
             assert isinstance(data, Samples)
             with torch.no_grad():
                 steps = PerceptronSteps(setup, self._network, data, schedule, flat, order.round)
-                return flat, *train(setup, order, schedule, steps, anchor)
-        by_autograd = AutogradSteps(setup, self._module.fresh(anchor), data, schedule, order.round)
-        loss, stiffness = train(setup, order, schedule, by_autograd, anchor)
-        self._module.read(flat)
-        return flat, loss, stiffness
+                local = self._local(order, data, schedule, steps.weights, anchor)
+                for step in local.each_step():
+                    steps.take(step, local.spring)
+                metrics = {"loss": steps.loss()}
+        else:
+            model = self._module.fresh(anchor)
+            weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+            model.train()
+            local = self._local(order, data, schedule, weights, anchor)
+            if setup.task.train is None:
+                train(setup, model, local)
+                metrics = local.metrics
+            else:
+                own_copy(setup.task.train)(model, setup.task.clients[order.client], local)
+                local.require_pulled()
+                metrics = {**local.metrics, "steps": local.steps_taken}
+            self._module.read(flat)
+        return flat, metrics, local.stiffness() if setup.record else None
+
+    def _local(
+        self, order: Order, data: Data, schedule: Schedule, weights: Mapping[str, Tensor], anchor: Tensor
+    ) -> Local:
+        setup = self.setup
+        anchors = setup.layers.views(anchor, trainable_only=True)
+        return Local(
+            order,
+            setup.training,
+            Spring(setup.objective, order.objective_state, setup.layers, weights, anchors),
+            seed=setup.seed,
+            device=setup.device,
+            data=data,
+            schedule=schedule,
+            place=setup.to_device,
+        )
 
     def _difference(self, flat: Tensor, anchor: Tensor) -> Tensor:
         """How far training came, in `flat` itself. What stays has not moved, be it −∞, as in a causal mask."""
@@ -146,11 +177,13 @@ class Client:
     def _kept_in(self, buffer: Tensor | None, update: Tensor) -> Tensor:
         return update.cpu() if buffer is None else buffer.copy_(update)
 
-    def _reply(self, order: Order, size: int, update: Tensor, loss: float, stiffness: Tensor | None) -> Reply:
+    def _reply(
+        self, order: Order, size: int, update: Tensor, metrics: Mapping[str, float], stiffness: Tensor | None
+    ) -> Reply:
         """The update, as far as it was asked for."""
         self._forget_other_rounds(order)
         setup, layers = self.setup, self.setup.layers
-        reply = Reply(size=size, metrics={"loss": loss}, stiffness=stiffness)
+        reply = Reply(size=size, metrics=metrics, stiffness=stiffness)
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
             self.kept[order.client] = Kept(order.round, order.attempt, size, update)
@@ -179,8 +212,7 @@ class Client:
         """
         schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
         try:
-            stays = isinstance(data, NestedSamples) or order.client in self._read_twice
-            batches = [] if stays else [self._batch(order, data, schedule) for _ in range(2)]
+            batches = self._batch_twice(order, data, schedule)
             flats = []
             for _ in range(0 if self._has_rehearsed else 2):
                 flats.append(self._in_any_layout(order, lambda: self._trained(order, data, schedule)[0]))
@@ -201,6 +233,17 @@ class Client:
                 self._must_repeat(f"model: {name} is different the second time, {why}")
         self._has_rehearsed = True
         self._read_twice.add(order.client)
+
+    def _batch_twice(self, order: Order, data: Data, schedule: Schedule) -> list[tuple[Any, Any]]:
+        """The first batch, read two times; none, where that needs no look, or training reads in a way of its own."""
+        if isinstance(data, NestedSamples) or order.client in self._read_twice:
+            return []
+        try:
+            return [self._batch(order, data, schedule) for _ in range(2)]
+        except Exception:
+            if self.setup.task.train is None:
+                raise
+            return []
 
     def _batch(self, order: Order, data: Data, schedule: Schedule) -> tuple[Any, Any]:
         with self._random_scope(order):

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedstrata.clients.local import Schedule, Spring
 from fedstrata.clients.modules import has_hooks
-from fedstrata.clients.training import Schedule, Setup, Spring, local_optimizer
+from fedstrata.clients.training import Setup, local_optimizer
 from fedstrata.core.axes import Tensors
 from fedstrata.core.layers import Entry, Layers
 from fedstrata.tasks.task import Data, Samples

@@ -41,6 +41,9 @@ WANTED: dict[str, Wanted] = {
 }
 """What a client is asked for after training, by when the selection decides."""
 
+LONGEST = 50
+"""Letters of the name of something that a client logs."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -309,9 +312,12 @@ class Round:
         )
 
     def _record(self, layers: dict[str, np.ndarray]) -> RoundRecord:
-        losses = np.full(len(self.status), np.nan)
+        losses, logged = np.full(len(self.status), np.nan), dict[str, np.ndarray]()
         for at, reply in self.trained.items():
             losses[at] = reply.metrics.get("loss", np.nan)
+            for name, value in reply.metrics.items():
+                if name != "loss" and len(name) <= LONGEST and name.isprintable():
+                    logged.setdefault(name, np.full(len(self.status), np.nan))[at] = value
         sizes = self.participants.sizes
         if sizes is None:
             sizes = np.array([self._size_of(at) or 0 for at in range(len(self.status))])
@@ -326,6 +332,7 @@ class Round:
             ledger=self._ledger,
             seconds=time.perf_counter() - self._started,
             layers=layers,
+            logged=logged,
             earlier=tuple(self._earlier),
         )
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.clients.modules import same_bits
-from fedstrata.clients.training import Setup, build_model
+from fedstrata.clients.training import Setup, build_model, local_optimizer
 from fedstrata.core.aggregation import ServerState, initial_state
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers
 from fedstrata.core.round import check_cohort
+from fedstrata.core.training import LocalTraining
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
@@ -85,7 +86,7 @@ class Experiment:
         common = {
             "seed": self.recipe.seed,
             "algorithm": self.recipe.algorithm,
-            "training": asdict(self.recipe.training.local),
+            "training": self.recipe.training.local.agreed(),
             "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
             "dtype": str(self.layers.dtype),
         }
@@ -183,6 +184,7 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
     check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
     layers = Layers.of(model, recipe.grouping())
     _check_builder(model, build(), layers)
+    _check_training(task, recipe.training.local, model)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
 
 
@@ -216,6 +218,19 @@ def _check_builder(model: nn.Module, again: nn.Module, layers: Layers) -> None:
         if not same_bits(tensor, others[name]):
             problem = "the function gives other numbers the second time with the same seed (a generator of its own?)"
             raise RecipeError("task.model", name, problem)
+
+
+def _check_training(task: Task, training: LocalTraining, model: nn.Module) -> None:
+    """Refuse keys that a training function would not use, and an optimizer that cannot take the model's weights."""
+    for name in ("optimizer", "optimizer_options", "momentum", "weight_decay", "clip_norm", "clip_value"):
+        value = getattr(training, name)
+        if task.train is not None and value != getattr(LocalTraining(), name):
+            raise RecipeError(f"training.{name}", value, "the task has a training function, which would not use it")
+    if task.train is None and training.names_an_optimizer:
+        try:
+            local_optimizer(training, [weight for weight in model.parameters() if weight.requires_grad], 1)
+        except (ValueError, TypeError) as error:
+            raise RecipeError("training.optimizer", training.optimizer, str(error)) from None
 
 
 def _repeats(value: Any, other: Any) -> bool:

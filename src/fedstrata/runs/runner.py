@@ -250,6 +250,11 @@ def _line(
         "lost": [_told(client, why) for client, why in record.lost],
         "earlier": [{"attempt": attempt, **_told(client, why)} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
+        **(
+            {"logged": {name: _finite(record.mean(told)) for name, told in record.logged.items()}}
+            if record.logged
+            else {}
+        ),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in metrics.items()},
         "unmeasured": [_told(client, why) for client, why in unmeasured],
         "bytes": {
