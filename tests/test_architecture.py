@@ -21,9 +21,9 @@ PACKAGE = SOURCE / "fedstrata"
 
 Graph = Mapping[str, Iterable[str]]
 
-RULES = ("objectives", "selections", "weightings")
+RULES = ("objectives", "selections", "weightings", "servers", "combinations")
 
-BY_NAME = {"__init__.py", "flower/__init__.py", "core/lazy.py", "registry.py"}
+BY_NAME = {"flower/__init__.py", "core/lazy.py", "registry.py"}
 """Who imports what only a string names: public names when they are first used, torch, and what a recipe names."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import fedstrata
 from fedstrata import algorithms
 from fedstrata.clients.client import Client
 from fedstrata.core.axes import Algorithm
-from fedstrata.core.errors import FedstrataError, RecipeError, RunDirectoryError
+from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError
 from fedstrata.core.messages import Order, Reply
 from fedstrata.core.record import RoundFailed
 from fedstrata.recipes.schema import Training
+from fedstrata.server import _digest
 from tests.support.math import Tiny, image_task, prepare, run
 
 ONE = {"a": np.array([0.0, 0.0]), "b": np.array([1.0])}
@@ -148,14 +150,14 @@ def test_read_only_arrays_and_those_handed_out_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("models", "sizes", "clients", "message"),
     [
-        (trained((1, 1, 1)), [1, 2], None, "sizes = "),
-        ([], [], None, "sizes = "),
-        ([{"a": np.zeros(2)}], [1], None, r"trained\[0\] = 'b': is missing"),
-        ([{**ONE, "c": np.zeros(1)}], [1], None, r"trained\[0\] = 'c'"),
+        (trained((1, 1, 1)), [1, 2], None, "sizes must be"),
+        ([], [], None, "sizes must be"),
+        ([{"a": np.zeros(2)}], [1], None, r"trained\[0\]: 'b' is missing"),
+        ([{**ONE, "c": np.zeros(1)}], [1], None, r"trained\[0\]: 'c' is not in"),
         ([{"a": np.zeros(3), "b": np.zeros(1)}], [1], None, r"trained\[0\]: a has shape \[3\], expected \[2\]"),
         ([{"a": np.zeros(2, int), "b": np.zeros(1)}], [1], None, r"trained\[0\]: a has dtype int64"),
         (trained((1, 1, 1), (1, 1, 1)), [1, 1], ["x", "x"], "names a client twice"),
-        (trained((1, 1, 1)), [1], ["x", "y"], "clients = "),
+        (trained((1, 1, 1)), [1], ["x", "y"], "clients must be"),
     ],
 )
 def test_mistakes_name_the_array(models: Any, sizes: Any, clients: Any, message: str) -> None:
@@ -168,13 +170,13 @@ def test_mistakes_name_the_array(models: Any, sizes: Any, clients: Any, message:
 def test_positions_that_no_longer_say_who_is_who() -> None:
     server = fedstrata.Server(ONE, algorithms.fedadp())
     server.aggregate(trained((1, 1, 1), (2, 2, 2)), sizes=[1, 1])
-    with pytest.raises(RecipeError, match=r"there were 2 before; say who is who with clients="):
+    with pytest.raises(BadValue, match=r"there were 2 before; say who is who with clients="):
         server.aggregate(trained((1, 1, 1)), sizes=[1])
 
 
 def test_an_algorithm_whose_clients_have_a_part_says_so() -> None:
     server = fedstrata.Server(ONE, algorithms.fedprox())
-    with pytest.raises(RecipeError, match=r"FedProx.*pulls while clients train"):
+    with pytest.raises(BadValue, match=r"FedProx.*pulls while clients train"):
         server.aggregate(trained((1, 1, 1)), sizes=[1])
 
 
@@ -206,8 +208,7 @@ def test_names_keep_their_rows(tmp_path: Path) -> None:
         same = halves.aggregate(models, sizes, clients)
         assert all((new[name] == same[name]).all() for name in new)
         halves.save(tmp_path / "server.safetensors")
-        halves = fedstrata.Server({name: array + 7 for name, array in ONE.items()}, algorithms.fedadp())
-        halves.load(tmp_path / "server.safetensors")
+        halves = fedstrata.Server.load(tmp_path / "server.safetensors", algorithms.fedadp())
         assert halves.rows == whole.rows
         assert halves.state.weighting.keys() == whole.state.weighting.keys()
     assert list(whole.rows) == ["ann", "bob", "cy", "dee"]
@@ -224,7 +225,9 @@ def test_a_file_is_of_one_algorithm_and_model(tmp_path: Path) -> None:
         fedstrata.Server({"a": np.zeros(2), "c": np.zeros(1)}, algorithms.fedadp()),
     ):
         with pytest.raises(RunDirectoryError, match="another algorithm, model or seed"):
-            other.load(path)
+            other.restore(path)
+        with pytest.raises(RunDirectoryError, match="another algorithm, model or seed"):
+            fedstrata.Server.load(path, algorithms.fedadp(alpha=4.0))
 
 
 def test_a_file_that_is_damaged_or_nobodys(tmp_path: Path) -> None:
@@ -243,6 +246,13 @@ def test_a_file_that_is_damaged_or_nobodys(tmp_path: Path) -> None:
     for metadata in wrong:
         save_file(arrays, path, metadata)
         refused(server, path)
+    signed(path, arrays, about | {"round": 1})
+    server.restore(path)
+    for key in ("round", "rows", "what", "arrays", "tensors", "settings"):  # somebody who knows how the digest is made
+        for value in (None, -1, "x", [[1]], [["a", 5]], [["a", "object", [1]]], 10**400, {}, {"layers": [3]}):
+            signed(path, arrays, about | {key: value})
+            with suppress(RunDirectoryError):  # or what is wrong does not matter
+                fedstrata.Server.load(path, server.algorithm)
     for name in arrays:
         for other in (arrays[name][..., None], arrays[name].astype(np.int8), np.asarray(arrays[name] + 1)):
             save_file(arrays | {name: other}, path, {"server": json.dumps(about)})
@@ -254,12 +264,20 @@ def test_a_file_that_is_damaged_or_nobodys(tmp_path: Path) -> None:
         refused(server, path)
     refused(server, tmp_path / "missing")
     path.write_bytes(content)
-    server.load(path)
+    server.restore(path)
+    assert fedstrata.Server.load(path, algorithms.fedlayerwise()).arrays().keys() == server.arrays().keys()
+
+
+def signed(path: Path, arrays: Any, about: dict[str, Any]) -> None:
+    about = {key: value for key, value in about.items() if key != "sha256"}
+    save_file(arrays, path, {"server": json.dumps(about | {"sha256": _digest(arrays, about)})})
 
 
 def refused(server: fedstrata.Server, path: Path) -> None:
     state = server.state
     with pytest.raises((RunDirectoryError, FileNotFoundError), match=path.name) as caught:
-        server.load(path)
+        server.restore(path)
     assert "\n" not in str(caught.value)
+    with pytest.raises((RunDirectoryError, FileNotFoundError), match=path.name):
+        fedstrata.Server.load(path, server.algorithm)
     assert server.state is state

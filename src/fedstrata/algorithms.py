@@ -1,94 +1,285 @@
-"""The named algorithms, one line each, and how an `[algorithm]` table becomes one."""
+"""The named algorithms, a function each, and how an `[algorithm]` table becomes one.
+
+The functions' signatures are what recipes and the command line are checked against. Every one takes the axes, too, so
+that any choice can be replaced: `fedprox(0.1, weighting=FedLayerWise())`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
 
-from fedstrata.core.axes import Adopt, Algorithm
-from fedstrata.core.errors import RecipeError
-from fedstrata.objectives import OBJECTIVES
-from fedstrata.registry import build, did_you_mean, find, parameters
-from fedstrata.selections import SELECTIONS
-from fedstrata.weightings import WEIGHTINGS
+from fedstrata.combinations import COMBINATIONS
+from fedstrata.core.axes import Algorithm, Combination, Objective, Selection, ServerStep, Weighting
+from fedstrata.core.errors import BadValue, RecipeError
+from fedstrata.core.grouping import Grouping
+from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx
+from fedstrata.objectives.fedlap import Form, Refresh, Units
+from fedstrata.registry import build, check_type, did_you_mean, find, parameters
+from fedstrata.selections import SELECTIONS, FedLDF, NeuronPruning, RandomClients, RandomLayers
+from fedstrata.servers import SERVERS
+from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, Uniform
+from fedstrata.weightings.angles import Smoothing
 
 AXES: dict[str, Mapping[str, Any]] = {
     "objective": OBJECTIVES,
     "selection": SELECTIONS,
     "weighting": WEIGHTINGS,
+    "server": SERVERS,
+    "combine": COMBINATIONS,
 }
 
-NAMED = {  # name: (objective, selection, weighting, what the paper calls a layer)
-    "fedavg": ("plain", "all", "sample_size", "module"),
-    "fedprox": ("fedprox", "all", "sample_size", "module"),
-    "fedadp": ("plain", "all", "fedadp", "module"),
-    "fedlayerwise": ("plain", "all", "fedlayerwise", "module"),
-    "fedldf": ("plain", "fedldf", "sample_size", "block"),
-    "random_layers": ("plain", "random_layers", "sample_size", "block"),
-    "hdfl": ("plain", "random_clients", "sample_size", "block"),
-    "neuron_pruning": ("plain", "neuron_pruning", "sample_size", "block"),
-    "adaptive_mu": ("adaptive_mu", "all", "sample_size", "tensor"),
-    "fedlap": ("fedlap", "all", "uniform", "module"),
-}
+
+class Axes(TypedDict, total=False):
+    """What may be replaced in any algorithm."""
+
+    objective: Objective
+    selection: Selection
+    weighting: Weighting
+    server: ServerStep
+    combine: Combination
+    private: Sequence[str]
+    grouping: Grouping
+
+
+Named = TypeVar("Named", bound=Callable[..., Algorithm])
+
+NAMED: dict[str, Callable[..., Algorithm]] = {}
+"""Every named algorithm."""
+
+
+def _named(function: Named) -> Named:
+    NAMED[function.__name__] = function
+    return function
+
+
+def _composed(replaced: Axes, **own: Any) -> Algorithm:
+    """The algorithm's own choices, and what replaces them."""
+    for axis, rule in replaced.items():
+        if axis in own and own[axis] != type(own[axis])():
+            raise BadValue(axis, rule, f"replaces {own[axis]!r}, whose options then mean nothing; leave one out")
+    return Algorithm(**{**own, **replaced})
+
+
+@_named
+def fedavg(**axes: Unpack[Axes]) -> Algorithm:
+    """FedAvg (McMahan et al., AISTATS 2017): θ ← θ + Σ_k n_k Δ_k / Σ_j n_j.
+
+    >>> fedavg().weighting
+    SampleSize()
+    """
+    return _composed(axes)
+
+
+@_named
+def fedprox(mu: float = 0.01, **axes: Unpack[Axes]) -> Algorithm:
+    """FedProx (Li et al., MLSys 2020): clients minimise F_k(w) + (μ/2) ‖w − w_global‖².
+
+    `mu`: the factor μ ≥ 0 of the proximal term; with 0 it is FedAvg.
+
+    >>> fedprox(mu=0.1).objective
+    FedProx(mu=0.1)
+    """
+    return _composed(axes, objective=FedProx(mu))
+
+
+@_named
+def fedadp(alpha: float = 5.0, smoothing: Smoothing = "participation", **axes: Unpack[Axes]) -> Algorithm:
+    """FedAdp (Wu and Wang, IEEE TCCN 2021): a client counts n_k exp f(θ̃_k), θ̃_k its smoothed angle to the mean update.
+
+    `alpha`: how sharply f falls with the angle. `smoothing`: the mean over the rounds a client took part in
+    ("participation"), or over all rounds ("round").
+
+    >>> fedadp(alpha=3.0).weighting
+    FedAdp(alpha=3.0, smoothing='participation')
+    """
+    return _composed(axes, weighting=FedAdp(alpha, smoothing))
+
+
+@_named
+def fedlayerwise(alpha: float = 5.0, smoothing: Smoothing = "participation", **axes: Unpack[Axes]) -> Algorithm:
+    """FedLayerWise: FedAdp's rule for each layer alone, with an angle θ̃_{k,l} per client and layer.
+
+    `alpha`, `smoothing`: as FedAdp's.
+
+    >>> fedlayerwise().weighting
+    FedLayerWise(alpha=5.0, smoothing='participation')
+    """
+    return _composed(axes, weighting=FedLayerWise(alpha, smoothing))
+
+
+@_named
+def fedldf(n: int | None = None, **axes: Unpack[Axes]) -> Algorithm:
+    """FedLDF: each layer is uploaded by the n clients where it diverged most, ‖w_{k,l} − w_l‖.
+
+    `n`: how many clients; by default a fifth of the round's.
+
+    >>> fedldf(n=4).selection
+    FedLDF(n=4)
+    """
+    return _composed({"grouping": "block", **axes}, selection=FedLDF(n))
+
+
+@_named
+def random_layers(n: int | None = None, **axes: Unpack[Axes]) -> Algorithm:
+    """FedLDF's baseline "random": each layer is uploaded by n clients drawn at random.
+
+    `n`: how many clients; by default a fifth of the round's.
+
+    >>> random_layers(n=4).selection
+    RandomLayers(n=4)
+    """
+    return _composed({"grouping": "block", **axes}, selection=RandomLayers(n))
+
+
+@_named
+def hdfl(n: int | None = None, **axes: Unpack[Axes]) -> Algorithm:
+    """FedLDF's baseline HDFL: n clients drawn at random upload all layers, the others none.
+
+    `n`: how many clients; by default a fifth of the round's.
+
+    >>> hdfl(n=4).selection
+    RandomClients(n=4)
+    """
+    return _composed({"grouping": "block", **axes}, selection=RandomClients(n))
+
+
+@_named
+def neuron_pruning(share: float = 0.2, **axes: Unpack[Axes]) -> Algorithm:
+    """FedLDF's baseline with pruning: each client uploads the units of each layer that changed most.
+
+    `share`: how many of a layer's units, from 0 to 1.
+
+    >>> neuron_pruning(share=0.5).selection
+    NeuronPruning(share=0.5)
+    """
+    return _composed({"grouping": "block", **axes}, selection=NeuronPruning(share))
+
+
+@_named
+def adaptive_mu(mu0: float = 0.01, a: float = 0.5, **axes: Unpack[Axes]) -> Algorithm:
+    """Adaptive-μ FedProx: μ_l ← (1 − a) μ_l + a (d_l / max_j d_j) μ₀, with d_l how far the global layer moved.
+
+    `mu0`: the μ of the layer that moves most. `a`: how fast μ follows, from 0 (FedProx) to 1.
+
+    >>> adaptive_mu(mu0=0.1).objective
+    AdaptiveMu(mu0=0.1, a=0.5)
+    """
+    return _composed({"grouping": "tensor", **axes}, objective=AdaptiveMu(mu0, a))
+
+
+@_named
+def fedlap(
+    q: float = 0.5,
+    form: Form = "factor",
+    units: Units = "input",
+    refresh: Refresh = "epoch",
+    through: bool = False,
+    **axes: Unpack[Axes],
+) -> Algorithm:
+    """FedLap (Charteros and Koutsopoulos): each neuron is held back by q (1 − cos of the angle it has turned).
+
+    `q`: the strength, from 0 to 1. `form`: q as a factor, or as the exponent (1 − q)/q. `units`: whether a neuron is an
+    input or an output of a layer. `refresh`: when the angles are taken. `through`: the gradient flows through them.
+
+    >>> fedlap(q=0.3).weighting
+    Uniform()
+    """
+    return _composed({"weighting": Uniform(), **axes}, objective=FedLap(q, form, units, refresh, through))
 
 
 def named(name: str, **options: Any) -> Algorithm:
-    """An algorithm by its name; every option goes to the rule that has it: `named("fedldf", n=4)`."""
+    """An algorithm by its name; every option goes to the function or the rule that has it: `named("fedldf", n=4)`."""
     return from_table({"name": name, **options})
 
 
-def __getattr__(name: str) -> partial[Algorithm]:
-    """`fedldf(n=4)` is `named("fedldf", n=4)`, and so for all of them."""
-    if name not in NAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return partial(named, name)
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def from_table(table: Mapping[str, Any]) -> Algorithm:
-    """Build what a recipe's `[algorithm]` says: a name with options, three axes, or a name with some axes replaced."""
-    axes: dict[str, dict[str, Any]] = {}
-    for axis in AXES:
-        given = table.get(axis, {})
-        if not isinstance(given, Mapping):
-            raise RecipeError(f"algorithm.{axis}", given, 'must be a table with a name, like { name = "…" }')
-        axes[axis] = dict(given)
-    options = {key: value for key, value in table.items() if key not in AXES and key != "name"}
+    """Build what a recipe's `[algorithm]` says: a name with options, the axes, or a name with some axes replaced."""
+    axes = {axis: _axis_table(axis, table[axis]) for axis in AXES if axis in table}
+    options = {key: value for key, value in table.items() if key not in (*AXES, "name", "private")}
     name = table.get("name")
     if name is not None and (not isinstance(name, str) or name not in NAMED):
         return _foreign_algorithm(name, options, axes)
-
-    grouping = "module"
-    if name is not None:
-        *defaults, grouping = NAMED[name]
-        for axis, default in zip(AXES, defaults, strict=True):
-            axes[axis].setdefault("name", default)
-    for axis, default in zip(AXES, NAMED["fedavg"], strict=False):
-        axes[axis].setdefault("name", default)
-    rules = {axis: find(f"algorithm.{axis}.name", params["name"], AXES[axis]) for axis, params in axes.items()}
+    function = NAMED[name or "fedavg"]
+    algorithm, known, own = function(), _options(function), dict[str, Any]()
+    rules = {axis: type(getattr(algorithm, axis)) for axis in AXES}
+    rules |= {axis: find(f"algorithm.{axis}.name", t["name"], AXES[axis]) for axis, t in axes.items() if "name" in t}
     for key, value in options.items():
         owners = [axis for axis, rule in rules.items() if key in parameters(rule)]
-        if not owners:
-            known = [parameter for rule in rules.values() for parameter in parameters(rule)]
-            owner = name or "this algorithm"
-            raise RecipeError(f"algorithm.{key}", value, f"{owner} has no such option{did_you_mean(key, known)}")
         for axis in owners:
-            axes[axis].setdefault(key, value)
-    built = {axis: _build(axis, rule, axes[axis]) for axis, rule in rules.items()}
-    return Algorithm(**built, grouping=grouping)
+            axes.setdefault(axis, {}).setdefault(key, value)
+        if not owners and (key not in known or any(key in parameters(type(getattr(algorithm, a))) for a in AXES)):
+            hint = did_you_mean(key, [*known, *(option for rule in rules.values() for option in parameters(rule))])
+            raise RecipeError(f"algorithm.{key}", value, f"{name or 'this algorithm'} has no such option{hint}")
+        if not owners:
+            check_type(f"algorithm.{key}", value, known[key])
+            own[key] = value
+    try:
+        algorithm = function(**own)
+        changes: dict[str, Any] = {a: _built(a, rules[a], getattr(algorithm, a), given) for a, given in axes.items()}
+        if "private" in table:
+            check_type("algorithm.private", table["private"], str | list[str])
+            changes["private"] = [table["private"]] if isinstance(table["private"], str) else table["private"]
+        return dataclasses.replace(algorithm, **changes)
+    except BadValue as error:
+        field = f"algorithm.{error.field}.name" if error.field in AXES else f"algorithm.{error.field}"
+        raise RecipeError(field, error.value, error.problem) from None
+
+
+@cache
+def _options(function: Callable[..., Algorithm]) -> Mapping[str, Any]:
+    """A named algorithm's own options and their types."""
+    hints = get_type_hints(function)
+    ours = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.VAR_KEYWORD]
+    return {name: hints[name] for name in ours}
+
+
+def _axis_table(axis: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"algorithm.{axis}", given, 'must be a table with a name, like { name = "…" }')
+    return dict(given)
+
+
+def _built(axis: str, rule: Any, before: Any, given: Mapping[str, Any]) -> Any:
+    """A rule from its table; the algorithm's own keeps what the table leaves open."""
+    kept = {key: getattr(before, key) for key in parameters(rule)} if rule is type(before) else {}
+    options = {key: value for key, value in kept.items() if value is not None}
+    return build(rule, options | {key: value for key, value in given.items() if key != "name"}, f"algorithm.{axis}")
 
 
 def to_table(algorithm: Algorithm) -> dict[str, Any]:
-    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed."""
-    if algorithm.server != Adopt():
-        raise RecipeError("algorithm.server", algorithm.server, "a server step has no place in a recipe; use fit()")
-    table: dict[str, Any] = {}
+    """The `[algorithm]` table that gives an algorithm again, so that one made in Python can be stored and resumed.
+
+    A named one with its options goes by its name. The grouping of any other is for the recipe's `[layers]` to say.
+    """
+    for name, function in NAMED.items():
+        own, options = function(), dict[str, Any]()
+        for axis in AXES:
+            mine, theirs = getattr(algorithm, axis), getattr(own, axis)
+            if type(mine) is type(theirs) and mine != theirs:
+                options |= {k: v for k in parameters(type(mine)) if (v := getattr(mine, k)) != getattr(theirs, k)}
+        if options.keys() <= _options(function).keys() and function(**options) == algorithm:
+            return {"name": name, **options}
+    return axes_of(algorithm) | ({"private": list(algorithm.private)} if algorithm.private else {})
+
+
+def axes_of(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """The table of each axis; where FedAvg's choice goes without saying, there is none."""
+    table: dict[str, dict[str, Any]] = {}
     for axis, rules in AXES.items():
         rule = getattr(algorithm, axis)
+        if axis in ("server", "combine") and rule == getattr(Algorithm(), axis):
+            continue
         cls = type(rule)
-        own = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
-        options = {key: getattr(rule, key) for key in parameters(cls)}
-        table[axis] = {"name": own, **{key: value for key, value in options.items() if value is not None}}
+        name = next((name for name, known in rules.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
+        given = {key: getattr(rule, key) for key in parameters(cls)}
+        table[axis] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
     return table
 
 
@@ -96,7 +287,7 @@ def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, di
     """A user's own algorithm: a function that returns an `Algorithm`."""
     function = find("algorithm.name", name, NAMED)
     if any(axes.values()):
-        raise RecipeError("algorithm.name", name, "a function gives all three axes; remove the axis tables")
+        raise RecipeError("algorithm.name", name, "a function gives all axes; remove the axis tables")
     try:
         algorithm = function(**options)
     except (TypeError, ValueError) as error:
@@ -104,37 +295,3 @@ def _foreign_algorithm(name: object, options: dict[str, Any], axes: dict[str, di
     if not isinstance(algorithm, Algorithm):
         raise RecipeError("algorithm.name", name, f"gave a {type(algorithm).__name__}, not an Algorithm")
     return algorithm
-
-
-def _build(axis: str, rule: Any, params: dict[str, Any]) -> Any:
-    field = f"algorithm.{axis}"
-    built = build(rule, {key: value for key, value in params.items() if key != "name"}, field)
-    _check_protocol(axis, built, field)
-    return built
-
-
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "objective": ("init", "stiffness", "after_round", "refresh", "differentiable"),
-    "weighting": ("init", "weigh"),
-}
-_NEEDED_OF_SELECTION: dict[object, tuple[str, ...]] = {
-    "before": ("draw",),
-    "after_scores": ("score", "choose"),
-    "on_client": ("pick",),
-}
-
-
-def _check_protocol(axis: str, rule: Any, field: str) -> None:
-    """A user's rule that lacks a method is refused here, not in the middle of a round."""
-    if axis == "selection":
-        decides = getattr(rule, "decides", None)
-        if decides not in _NEEDED_OF_SELECTION:
-            known = ", ".join(map(str, _NEEDED_OF_SELECTION))
-            problem = "it lacks decides" if decides is None else f"decides = {decides!r} is none of {known}"
-            raise RecipeError(f"{field}.name", type(rule).__name__, f"is no selection: {problem}")
-        needed = _NEEDED_OF_SELECTION[decides]
-    else:
-        needed = _NEEDED[axis]
-    missing = [name for name in needed if not hasattr(rule, name)]
-    if missing:
-        raise RecipeError(f"{field}.name", type(rule).__name__, f"is no {axis}: it lacks {', '.join(missing)}")

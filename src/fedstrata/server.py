@@ -13,20 +13,29 @@ tables is whose, and the integers that only pass through. A transport of one's o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from fedstrata.core.aggregation import ServerState, grown, initial_state
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsOnClient, State
-from fedstrata.core.errors import MISSING, NotFinite, RecipeError, ReplyError, RunDirectoryError, require
+from fedstrata.core.errors import (
+    MISSING,
+    BadValue,
+    NotFinite,
+    ReplyError,
+    RunDirectoryError,
+    UserError,
+    printable,
+    require,
+)
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import (
@@ -42,11 +51,12 @@ from fedstrata.core.messages import (
 from fedstrata.core.packing import Arrays, Packing, kinds_of
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
+from fedstrata.core.state import ServerState, grown, initial_state
 from fedstrata.core.status import Status
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file that `save` writes."""
 
 _PARTS = ("objective", "weighting", "server")
@@ -87,7 +97,7 @@ class Server:
         seed: int = 0,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
-            raise RecipeError("algorithm", algorithm, "must be an Algorithm, like fedstrata.fedlayerwise()")
+            raise BadValue("algorithm", algorithm, "must be an Algorithm, like fedstrata.fedlayerwise()")
         require(min_replies >= 1, "min_replies", min_replies, "must be at least 1")
         if isinstance(model, nn.Module):
             if buffers is None:
@@ -132,7 +142,7 @@ class Server:
         global one is replaced by it first. Whoever does not know its clients again says that they are not `in_order`.
         """
         if len(set(clients)) != len(clients):
-            raise RecipeError("clients", list(clients), "names a client twice")
+            raise BadValue("clients", list(clients), "names a client twice")
         if not self.rows:  # later rounds may have fewer clients than a selection wants, and then all of them count
             check_cohort(self.algorithm, len(clients))
         for client in clients:
@@ -149,6 +159,7 @@ class Server:
             self.seed,
             min_replies=self.min_replies,
             record=self.record,
+            population=len(self.rows),
             wire_bytes=self.packing.bytes_per_layer,
             spells_out_whole=spells_out_whole,
         )
@@ -175,17 +186,19 @@ class Server:
         """
         if not isinstance(self.algorithm.objective, Plain):
             name = type(self.algorithm.objective).__name__
-            problem = "pulls while clients train, which a server cannot; give clients their part, and use `begin`"
-            raise RecipeError("algorithm.objective", name, problem)
+            problem = f"{name} pulls while clients train, which a server cannot; use `begin`"
+            raise BadValue("algorithm.objective", MISSING, problem)
         if len(trained) != len(sizes) or not len(sizes):
-            raise RecipeError("sizes", list(sizes), f"must be as many as there are models, {len(trained)}")
+            raise BadValue("sizes", list(sizes), f"must be as many as there are models, {len(trained)}")
         if clients is None:
             clients = range(len(trained))
             if self.rows and list(self.rows) != list(clients):
-                problem = f"there were {len(self.rows)} before; say who is who with clients=[…]"
-                raise RecipeError("trained", f"{len(trained)} models", problem)
+                problem = (
+                    f"{len(trained)} models, and there were {len(self.rows)} before; say who is who with clients=[…]"
+                )
+                raise BadValue("trained", MISSING, problem)
         elif len(clients) != len(trained):
-            raise RecipeError("clients", list(clients), f"must be as many as there are models, {len(trained)}")
+            raise BadValue("clients", list(clients), f"must be as many as there are models, {len(trained)}")
         arrays = [_as_arrays(model) for model in trained]
         updates = [self._update(f"trained[{at}]", one) for at, one in enumerate(arrays)]
         round = self.begin(self.state.round + 1, list(clients))
@@ -210,7 +223,7 @@ class Server:
         except NotFinite as problem:
             return Status("not finite", problem.what)
         except ReplyError as problem:
-            raise RecipeError(where, MISSING, str(problem)) from None
+            raise BadValue(where, MISSING, str(problem)) from None
 
     def _answer(self, order: Order, update: Tensor | Status, size: float) -> Answer:
         """What a client would answer, whose whole update is at hand."""
@@ -235,13 +248,13 @@ class Server:
         try:
             return self.packing.flatten(arrays)
         except ReplyError as problem:
-            raise RecipeError("arrays", MISSING, f"the global model: {problem}") from None
+            raise BadValue("arrays", MISSING, f"the global model: {problem}") from None
 
     def _check_names(self, where: str, arrays: Arrays) -> None:
         wrong = sorted(set(arrays) ^ set(self.packing.order))
         if wrong:
             problem = "is missing" if wrong[0] in self.packing.order else "is not in the model"
-            raise RecipeError(where, wrong[0], problem)
+            raise BadValue(where, MISSING, f"{wrong[0]!r} {problem}")
 
     def _as_given(self, name: str, array: np.ndarray) -> Any:
         return torch.from_numpy(array).to(self._tensors[name]) if name in self._tensors else array
@@ -254,23 +267,48 @@ class Server:
         arrays |= {f"passing/{name}": np.array(array, order="C") for name, array in self._passed.items()}
         for part in _PARTS:
             arrays |= {f"{part}/{name}": value.numpy() for name, value in getattr(self.state, part).items()}
-        rows = [[_as_json(name), row] for name, row in self.rows.items()]
-        about = {"format": FORMAT, "round": self.state.round, "rows": rows, "what": self._fingerprint()}
-        about["sha256"] = _digest(arrays)
+        about = {
+            "format": FORMAT,
+            "round": self.state.round,
+            "rows": [[_as_json(name), row] for name, row in self.rows.items()],
+            "what": self._fingerprint(),
+            "arrays": [[name, str(dtype), list(shape)] for name, (dtype, shape) in self.packing.kinds.items()],
+            "tensors": {name: str(dtype).removeprefix("torch.") for name, dtype in self._tensors.items()},
+            "settings": {"layers": self.grouping, "buffers": self.buffers, "seed": self.seed}
+            | {"min_replies": self.min_replies, "record": self.record},
+        }
+        about["sha256"] = _digest(arrays, about)
         write_whole(Path(path), save(arrays, {"server": json.dumps(about)}))
 
-    def load(self, path: str | Path) -> None:
-        """Go on from a file that the same algorithm for the same model has saved. It names no code."""
+    @classmethod
+    def load(cls, path: str | Path, algorithm: Algorithm) -> Self:
+        """The server that was saved, which goes on with the same algorithm. The file names no code."""
         where = Path(path)
+        arrays, about = _read(where)
         try:
-            arrays, metadata = Folder(where.parent).read_arrays(where.name)
-            about = json.loads(metadata["server"])
+            settings, tensors = dict(about["settings"]), dict(about["tensors"])
+            kinds = {str(name): (_DTYPES[dtype], tuple(shape)) for name, dtype, shape in about["arrays"]}
+            numbers = sum(math.prod(shape) for _, shape in kinds.values())
+            there = sum(array.size for name, array in arrays.items() if name == "model" or name.startswith("passing/"))
+            if numbers != there or not all(type(size) is int and size >= 0 for _, s in kinds.values() for size in s):
+                raise ValueError("its arrays have other shapes than it says")
+            model = {name: np.zeros(shape, dtype) for name, (dtype, shape) in kinds.items()}
+            server = cls(model, algorithm, **settings)
+            server._tensors = {str(name): _TENSORS[dtype] for name, dtype in tensors.items()}
+        except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+            raise RunDirectoryError(f"{where} is damaged: {printable(str(error))}") from None
+        server.restore(where)
+        return server
+
+    def restore(self, path: str | Path) -> None:
+        """Go on from a file that the same algorithm for the same model has saved."""
+        where = Path(path)
+        arrays, about = _read(where)
+        try:
             rows = dict(about["rows"])
-            found, number, what, digest = (about[key] for key in ("format", "round", "what", "sha256"))
-        except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+            number, what = about["round"], about["what"]
+        except (KeyError, TypeError, ValueError) as error:
             raise RunDirectoryError(f"{where} is no file that a Server has saved: {error}") from None
-        if found != FORMAT:
-            raise RunDirectoryError(f"{where}: format = {found!r}, expected {FORMAT}")
         if what != self._fingerprint():
             raise RunDirectoryError(f"{where} is of another algorithm, model or seed than this server")
         if type(number) is not int or not 0 <= number < MOST_SAMPLES or sorted(rows.values()) != list(range(len(rows))):
@@ -281,8 +319,6 @@ class Server:
             wanted |= {f"{part}/{name}": value for name, value in getattr(fresh, part).items()}
         if arrays.keys() != wanted.keys():
             raise RunDirectoryError(f"{where} is damaged: it has other arrays than this algorithm's state")
-        if digest != _digest(arrays):
-            raise RunDirectoryError(f"{where} is damaged: its digest does not match")
         for name, array in arrays.items():
             as_it_is = torch.from_numpy(array)
             if (as_it_is.shape, as_it_is.dtype) != (wanted[name].shape, wanted[name].dtype):
@@ -299,13 +335,36 @@ class Server:
         return sha256(repr((self.algorithm, self.seed, kinds, shapes)).encode()).hexdigest()
 
 
+_DTYPES = {
+    name: np.dtype(name)
+    for name in ("float16", "float32", "float64", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
+}
+_TENSORS = {name: getattr(torch, name) for name in (*_DTYPES, "bfloat16")}
+"""What arrays and tensors may be in a file."""
+
+
+def _read(where: Path) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays of a file that a Server has saved, and what it says of them."""
+    try:
+        arrays, metadata = Folder(where.parent).read_arrays(where.name)
+        about = dict(json.loads(metadata["server"]))
+        found, digest = about["format"], about.pop("sha256")
+    except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        raise RunDirectoryError(f"{where} is no file that a Server has saved: {error}") from None
+    if found != FORMAT:
+        raise RunDirectoryError(f"{where}: format = {found!r}, expected {FORMAT}")
+    if digest != _digest(arrays, about):
+        raise RunDirectoryError(f"{where} is damaged: its digest does not match")
+    return arrays, about
+
+
 def _below(part: str, arrays: Arrays) -> State:
     prefix = f"{part}/"
     return {n.removeprefix(prefix): torch.from_numpy(a) for n, a in arrays.items() if n.startswith(prefix)}
 
 
-def _digest(arrays: Arrays) -> str:
-    digest = sha256()
+def _digest(arrays: Arrays, about: Mapping[str, Any]) -> str:
+    digest = sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(f"{name}:{arrays[name].shape}:{arrays[name].dtype};".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
@@ -314,7 +373,7 @@ def _digest(arrays: Arrays) -> str:
 
 def _as_json(name: Any) -> Any:
     if not isinstance(name, str | int):
-        raise RecipeError("clients", name, "only names that are text or whole numbers can be saved")
+        raise BadValue("clients", name, "only names that are text or whole numbers can be saved")
     return name
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import fedstrata
@@ -113,7 +114,7 @@ def test_list_everything_and_runs(cli: Any, tiny: Any, tmp_path: Path, monkeypat
     answer = cli("list")
     assert answer.code == 0
     assert all(word in answer.out for word in ("quickstart", "fedldf", "dirichlet", "mlp"))
-    assert cli("list", "runs").out == ""
+    assert cli("list", "runs").out == "no runs here yet\n"
     fedstrata.run(tiny(), out="runs/whole")
     create_run(fedstrata.load(tiny()), "runs/empty")
     (tmp_path / "runs" / "bad").mkdir()
@@ -186,6 +187,26 @@ def test_show_unfinished_and_empty_runs(cli: Any, tiny: Any, tmp_path: Path) -> 
     assert f"not finished; go on with: fedstrata run --resume {run.path}" in answer.out
 
 
+def test_a_run_that_goes_on_is_running(cli: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not "not finished; go on with …", which would be refused."""
+    monkeypatch.chdir(tmp_path)
+    run, experiment = create_run(fedstrata.load(tiny()), "runs/one")
+    assert not run.running()
+    lines = run_rounds(run, experiment)
+    for done in (1, 2, 3):
+        next(lines)
+        assert run.running()
+        text = cli("list", "runs").out
+        assert f"{done}/3" in text
+        assert "running" in text
+        shown = cli("show", run.path)
+        assert "running: this is what it has done so far" in shown.out
+        assert "--resume" not in shown.out
+    lines.close()
+    assert not run.running()
+    assert "running" not in cli("list", "runs").out + cli("show", run.path).out
+
+
 def test_show_lost_clients(cli: Any, recipe: Any, tmp_path: Path) -> None:
     assert cli("run", recipe({"training.dropouts": 0.5}), "--out", tmp_path / "run").code == 0
     lost = sum(len(line["lost"]) for line in Run(tmp_path / "run").history())
@@ -229,6 +250,22 @@ def test_export(cli: Any, recipe: Any, tmp_path: Path) -> None:
     state = load_file(target)
     assert set(state) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
     Run(tmp_path / "run").model().load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pth", "m.bin", "m.npz", "m.v2"])
+def test_export_writes_no_safetensors_under_another_name(cli: Any, recipe: Any, tmp_path: Path, name: str) -> None:
+    assert cli("run", recipe({"training.rounds": 1}), "--out", tmp_path / "run").code == 0
+    answer = cli("export", tmp_path / "run", tmp_path / name)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"error: {tmp_path / name}: the model is written as safetensors" in answer.err
+    assert f"name it {tmp_path / 'm.safetensors'}" in answer.err
+    assert not (tmp_path / name).exists()
+    if name == "m.pt":  # what it says instead, does
+        (code,) = re.findall(r"torch\.save\(.*\)", answer.err)
+        exec(code, {"torch": torch, "fedstrata": fedstrata})
+        assert cli("export", tmp_path / "run", tmp_path / "m.safetensors").code == 0
+        theirs, ours = torch.load(tmp_path / name), load_file(tmp_path / "m.safetensors")
+        assert {key: value.tolist() for key, value in theirs.items()} == {k: v.tolist() for k, v in ours.items()}
 
 
 def test_partition(cli: Any, recipe: Any) -> None:

@@ -173,7 +173,8 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("layers.grouping=nope", "layers.grouping = 'nope': is none of module, tensor, block"),
     ("engine.name=nope", "engine.name = 'nope'"),
     ("engine.dtype=float16", "engine.dtype = 'float16'"),
-    ("engine.device=tpu", "engine.device = 'tpu'"),
+    ("engine.device=tpu", "engine.device = 'tpu': must be cpu, cuda, or one of several"),
+    ("name=a b", "name = 'a b': names folders: letters and digits, with . _ - between them"),
     # things that cannot be imported, or are something else
     ("algorithm.name=nope:x", "algorithm.name = 'nope:x': cannot be imported"),
     ("algorithm.name=os:nothing", "algorithm.name = 'os:nothing': cannot be imported"),

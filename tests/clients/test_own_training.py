@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.schema import Training
 from fedstrata.tasks.task import Task
+from tests.support import ROOT
 from tests.support.math import FEDAVG, Tiny, double, image_task, linear_task, prepare, run, words
 
 TRAINING = Training(rounds=2, epochs=3, batch_size=4, lr=0.1, stragglers=0.4)
@@ -104,7 +107,7 @@ def test_a_loop_of_ones_own_has_the_bits_of_the_recipes(algorithm: str) -> None:
         for inputs, targets in local.batches():
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
-            (loss + local.penalty()).backward()  # type: ignore[no-untyped-call]
+            (loss + local.penalty()).backward()
             optimizer.step()
             local.log(loss=loss)
 
@@ -223,115 +226,95 @@ def test_a_generator_for_a_loader_of_ones_own() -> None:
 # --- loops that others own --------------------------------------------------------------------------------------------
 
 
-class LightningShaped(nn.Module):
-    """What somebody has who uses Lightning: the model in a module with hooks, which a Trainer calls."""
-
-    def __init__(self, model: nn.Module, local: Local) -> None:
-        super().__init__()
-        self.model, self.local = model, local
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        inputs, targets = batch
-        loss = F.cross_entropy(self.model(inputs), targets)
-        self.local.log(loss=loss)
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.local.lr, fused=True)
-
-    def on_train_epoch_start(self) -> None:
-        self.local.epoch()
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.local.pull()
+DOCUMENT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
-class Trainer:
-    """As Lightning's: it owns the loop, and steps by a closure that computes the gradients."""
+@pytest.fixture(scope="module")
+def documented() -> dict[str, Any]:
+    """What the examples of docs/training.md define; the first one is run, the others are called by tests."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL):
+        exec(block, names)
+    assert names["record"].train_loss > 0
+    return names
 
-    def __init__(self, max_epochs: int | None, accumulate_grad_batches: int = 1) -> None:
+
+class LightningsTrainer:
+    """As Lightning's: it owns the loop, accumulates gradients, and knows a module by its hooks."""
+
+    def __init__(self, max_epochs: int, accumulate_grad_batches: int = 1, **options: Any) -> None:
         self.max_epochs, self.every = max_epochs, accumulate_grad_batches
 
-    def fit(self, module: LightningShaped, loader: Callable[[], Iterator[Any]]) -> None:
+    def fit(self, module: Any, loader: Any) -> None:
         optimizer = module.configure_optimizers()
-        for _ in range(self.max_epochs or 0):
+        for _ in range(self.max_epochs):
             module.on_train_epoch_start()
-            for at, batch in enumerate(loader()):
+            for at, batch in enumerate(loader):
                 if at % self.every == 0:
                     optimizer.zero_grad()
-                (module.training_step(batch, at) / self.every).backward()  # type: ignore[no-untyped-call]
+                (module.training_step(batch, at) / self.every).backward()
                 if at % self.every == self.every - 1:
                     module.on_before_optimizer_step(optimizer)
                     optimizer.step()
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", *PROXIMAL])
-def test_a_loop_shaped_like_lightnings(algorithm: str) -> None:
-    """Full batches in the data's own order, so that epochs and steps are those of a recipe, by another path."""
-    rule = PROXIMAL.get(algorithm, FEDAVG)
+WHOLE = TRAINING.model_copy(update={"batch_size": 100, "lr": 0.01})
+"""Full batches, so that the order of samples changes no more than last bits."""
 
-    def train(model: nn.Module, data: Any, local: Local) -> None:
-        Trainer(local.epochs).fit(LightningShaped(model, local), lambda: iter([data]))
+ADAMW = WHOLE.model_copy(update={"optimizer": "adamw", "weight_decay": 0.01})
 
-    training = TRAINING.model_copy(update={"batch_size": 100})
-    found, expected = with_function(train, rule, training), run(TASK, rule, training)
-    torch.testing.assert_close(found[0][-1].model, expected[0][-1].model, rtol=1e-7, atol=1e-9)
+
+def about_the_same(found: Any, expected: Any) -> None:
+    """Models, losses, stiffness, and a step for each epoch."""
+    torch.testing.assert_close(found[0][-1].model, expected[0][-1].model, rtol=1e-5, atol=1e-7)
     for record, other in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(record.losses, other.losses, rtol=1e-7)
-        np.testing.assert_allclose(record.layers["mu"], other.layers["mu"], rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(record.losses, other.losses, rtol=1e-5)
+        np.testing.assert_allclose(record.layers["mu"], other.layers["mu"], rtol=1e-3, atol=1e-9)
         assert record.logged["steps"].tolist() == record.work.tolist()
 
 
-def test_accumulated_gradients_are_pulled_once() -> None:
+@pytest.mark.parametrize("algorithm", ["fedavg", *PROXIMAL])
+def test_a_loop_shaped_like_lightnings(algorithm: str, documented: dict[str, Any]) -> None:
+    """The document's module and function, in a stand-in for Lightning's Trainer."""
+    rule = PROXIMAL.get(algorithm, FEDAVG)
+    documented["lightning"] = SimpleNamespace(Trainer=LightningsTrainer)
+    task = replace(TASK, clients=[list(zip(*pair, strict=True)) for pair in TASK.clients])
+    found = with_function(documented["train_with_lightning"], rule, WHOLE, task)
+    about_the_same(found, run(TASK, rule, ADAMW))
+
+
+def test_accumulated_gradients_are_pulled_once(documented: dict[str, Any]) -> None:
     """Two equal halves of a batch are the batch, and a step is a step."""
     task = image_task([8, 8], lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, 3)))
     rule = algorithms.fedprox(mu=0.5)
 
     def train(model: nn.Module, data: Any, local: Local) -> None:
         halves = list(zip(data[0].split(4), data[1].split(4), strict=True))
-        Trainer(local.epochs, 2).fit(LightningShaped(model, local), lambda: iter(halves))
+        LightningsTrainer(local.epochs or 0, 2).fit(documented["Classifier"](model, local), halves)
 
-    training = Training(rounds=2, epochs=3, batch_size=8, lr=0.1)
-    found, expected = with_function(train, rule, training, task), run(task, rule, training)
-    torch.testing.assert_close(found[0][-1].model, expected[0][-1].model, rtol=1e-9, atol=1e-12)
-    assert found[1][0].logged["steps"].tolist() == [3, 3]
+    about_the_same(with_function(train, rule, WHOLE, task), run(task, rule, ADAMW))
 
 
-class Callback:
-    """What somebody has who uses a Hugging Face Trainer."""
+class TransformersTrainer:
+    """As Hugging Face's: it reads a data set of dicts, clips, calls back, and logs when an epoch is over."""
 
-    def __init__(self, local: Local) -> None:
-        self.local = local
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.local.epoch()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.local.pull()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
-        self.local.log(**logs)
-
-
-class HuggingFaceShaped:
-    """As theirs: it moves the model, reads a data set of dicts, clips, calls back, and logs when an epoch is over."""
-
-    def __init__(self, model: nn.Module, data: Any, callback: Callback, lr: float, epochs: int) -> None:
-        self.model, self.data, self.callback, self.lr, self.epochs = model.to("cpu"), data, callback, lr, epochs
+    def __init__(self, model: nn.Module, args: Any, train_dataset: Any, callbacks: list[Any]) -> None:
+        self.model, self.args, self.data, (self.callback,) = model.to("cpu"), args, train_dataset, callbacks
 
     def train(self) -> None:
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, fused=True)
-        for epoch in range(self.epochs):
-            self.callback.on_epoch_begin(None, None, None)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.args.learning_rate)
+        for epoch in range(self.args.num_train_epochs):
+            self.callback.on_epoch_begin(self.args, None, None, model=self.model)
             samples = [self.data[at] for at in range(len(self.data))]
             inputs, labels = (torch.stack([sample[key] for sample in samples]) for key in ("pixels", "label"))
             loss = F.cross_entropy(self.model(inputs), labels)
             self.model.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1e9)
-            self.callback.on_pre_optimizer_step(None, None, None)
+            self.callback.on_pre_optimizer_step(self.args, None, None, model=self.model)
             optimizer.step()
-            self.callback.on_log(None, None, None, logs={"loss": loss.item(), "epoch": epoch + 1.0})
+            self.callback.on_log(self.args, None, None, logs={"loss": loss.item(), "epoch": epoch + 1.0})
+        self.callback.on_log(self.args, None, None, logs={"train_runtime": 1.0})
 
 
 class Dicts:
@@ -347,19 +330,17 @@ class Dicts:
         return {"pixels": self.pair[0][at], "label": self.pair[1][at]}
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedlap"])
-def test_a_trainer_shaped_like_hugging_faces(algorithm: str) -> None:
+def arguments(folder: str, **given: Any) -> SimpleNamespace:
+    return SimpleNamespace(**given)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", *PROXIMAL])
+def test_a_trainer_shaped_like_hugging_faces(algorithm: str, documented: dict[str, Any]) -> None:
     """Of data that only the training function can read: `local.batches()` is never called."""
     rule = PROXIMAL.get(algorithm, FEDAVG)
-
-    def train(model: nn.Module, data: Any, local: Local) -> None:
-        HuggingFaceShaped(model, data, Callback(local), local.lr, local.epochs or 0).train()
-
-    training = TRAINING.model_copy(update={"batch_size": 100})
+    documented["transformers"] = SimpleNamespace(Trainer=TransformersTrainer, TrainingArguments=arguments)
     task = replace(TASK, clients=[Dicts(pair) for pair in TASK.clients])
-    found, expected = with_function(train, rule, training, task), run(TASK, rule, training)
-    torch.testing.assert_close(found[0][-1].model, expected[0][-1].model, rtol=1e-7, atol=1e-9)
-    assert [record.work.mean() for record in found[1]] == [record.logged["epoch"].mean() * 2 - 1 for record in found[1]]
+    about_the_same(with_function(documented["train_with_transformers"], rule, WHOLE, task), run(TASK, rule, ADAMW))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -385,7 +366,7 @@ def test_a_loop_that_never_pulls_is_a_failure(algorithm: str) -> None:
 
 def test_an_epoch_that_nobody_was_told_of_is_a_failure() -> None:
     def train(model: nn.Module, data: Any, local: Local) -> None:
-        F.cross_entropy(model(data[0]), data[1]).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(data[0]), data[1]).backward()
         local.pull()
 
     assert "FedLap has to know when an epoch begins: call local.epoch()" in failure(train, PROXIMAL["fedlap"])
@@ -417,7 +398,7 @@ def test_training_that_does_not_repeat_is_refused() -> None:
     def train(model: nn.Module, data: Any, local: Local) -> None:
         with torch.no_grad():
             for weight in model.parameters():
-                weight += torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+                weight.add_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
 
     with pytest.raises(ModelError, match="is different the second time"):
         with_function(train)

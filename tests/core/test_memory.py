@@ -18,7 +18,7 @@ from fedstrata.algorithms import named
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Reply, layers_with_units
 from fedstrata.core.fit import Plan, fit
-from fedstrata.core.aggregation import initial_state
+from fedstrata.core.state import initial_state
 
 class Ready:
     "An engine whose clients have answered already."

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstrata.core.aggregation import ServerState, initial_state
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.fit import Plan, fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, play
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.core.status import Status
 from fedstrata.objectives import Plain
 from fedstrata.selections import FedLDF

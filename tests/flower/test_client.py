@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from torch import nn
 
+import fedstrata
 import fedstrata.flower
 from fedstrata import algorithms
 from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError
 from fedstrata.flower import Local, Strategy
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.weightings import SampleSize
 from tests.support.flower import DROP_IN, FakeGrid, array_app, ask, asked, helped_app, stock_app
-from tests.support.math import by_client, words
+from tests.support.math import by_client, run, words
 from tests.support.strategies import ALGORITHMS, EPOCHS, LR, NODES, TASK, helped, start, stock
 
 
@@ -170,6 +173,72 @@ def test_a_pull_is_the_gradient_of_the_penalty() -> None:
     for name, p in model.named_parameters():
         if p.requires_grad:
             torch.testing.assert_close(pulled[name], p.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_names_of_adapters() -> None:
+    """PEFT's parameters have the adapter's name in theirs, and travel without it; what is not an adapter stays."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(3, 2).double().requires_grad_(False)
+            self.lora_A = nn.ModuleDict({"default": nn.Linear(3, 1, bias=False).double()})
+
+    model = Adapted()
+    adapter = model.lora_A["default"].weight
+    before = adapter.detach().clone()
+    travels = {"lora_A.weight": before.clone()}
+    message = first_message(Strategy(algorithms.fedprox(mu=0.5)), ArrayRecord(travels))
+    with pytest.raises(RecipeError, match=r"lora_A.weight.*the model has no such parameter"):
+        Local(message, model)
+    local = Local(message, model, names=lambda name: name.replace(".default.", "."))
+    with torch.no_grad():
+        adapter.add_(2.0)
+    local.pull()
+    assert adapter.grad is not None
+    torch.testing.assert_close(adapter.grad, torch.ones(1, 3, dtype=torch.float64))
+    assert model.base.weight.grad is None
+    assert local.acknowledge(RecordDict())["fedstrata"]["pulls"] == 1
+
+
+def train(model: nn.Module, data: Any, local: fedstrata.Local) -> None:
+    """Somebody's training function, of a simulation or an app."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=local.lr, fused=True)
+    for inputs, targets in local.batches():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        local.pull()
+        optimizer.step()
+        local.log(loss=loss)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedlap"])
+def test_a_training_function_is_the_same_in_an_app_and_in_a_simulation(name: str) -> None:
+    """Two rounds in full batches, with a Strategy over Flower's messages, and on the local engine."""
+    app = ClientApp()
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        model = TASK.model().double()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        data = TASK.clients[int(context.node_config["partition-id"])]
+        local = Local(message, model, data, lr=LR, epochs=EPOCHS, batch_size=100)
+        train(model, data, local)
+        assert (local.steps_taken, local.epochs) == (EPOCHS, EPOCHS)
+        metrics = MetricRecord({"num-examples": len(data[0]), "loss": local.metrics["loss"]})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(local.acknowledge(content), reply_to=message)
+
+    algorithm = ALGORITHMS.get(name, algorithms.fedavg())
+    strategy = Strategy(algorithm, fraction_evaluate=0.0)
+    result, _ = start(strategy, FakeGrid(dict.fromkeys(NODES, app)), rounds=2)
+    training = Training(rounds=2, epochs=EPOCHS, batch_size=100, lr=LR)
+    states, _ = run(replace(TASK, train=train), algorithm, training)
+    found = result.arrays.to_torch_state_dict()
+    layers = strategy.layers
+    for tensor, expected in layers.views(states[-1].model).items():
+        torch.testing.assert_close(found[tensor], expected, rtol=1e-9, atol=1e-12)
 
 
 def first_message(strategy: Strategy, arrays: ArrayRecord) -> Message:

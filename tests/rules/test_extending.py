@@ -188,7 +188,7 @@ def test_an_algorithm_of_ones_own(rules: str, tiny: Any, tmp_path: Path, cli: An
         ({"name": "user_rules:wants_positive"}, r"algorithm\.name = 'user_rules:wants_positive': .*mu"),
         ({"name": "user_rules:NoMethods"}, "gave a NoMethods, not an Algorithm"),
         ({"name": "user_rules:nothing"}, "cannot be imported: .*no attribute 'nothing'"),
-        ({"name": "user_rules:make", "weighting": {"name": "uniform"}}, "gives all three axes"),
+        ({"name": "user_rules:make", "weighting": {"name": "uniform"}}, "gives all axes"),
     ],
     ids=str,
 )

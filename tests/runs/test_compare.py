@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import math
@@ -275,6 +276,33 @@ def test_a_comparison_goes_on_where_it_was(recipe: Any, cli: Any, tmp_path: Path
     assert "2 seeds" in more.out
     assert "paired by seed" in more.out
     assert ">3, >3" in more.out
+
+
+def test_algorithms_are_given_one_by_one_or_with_commas(recipe: Any, cli: Any, tmp_path: Path) -> None:
+    for at, spelling in enumerate((["-a", "fedavg", "-a", "fedprox", "-a", "hdfl"], ["-a", "fedavg,fedprox,hdfl"])):
+        out = tmp_path / f"compare-{at}"
+        answer = cli("compare", recipe({"training.rounds": 1}), *spelling, "--out", out)
+        assert answer.code == 0, answer.err
+        assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["fedavg", "fedprox", "hdfl"]
+        assert json.loads((out / "compare.json").read_text())["algorithms"] == ["fedavg", "fedprox", "hdfl"]
+
+
+def test_the_results_have_every_seed_of_a_comparison_that_grows(recipe: Any, cli: Any, tmp_path: Path) -> None:
+    out, path = tmp_path / "compare", recipe({"training.rounds": 1})
+    for seeds in ("0,1", "5", "1"):
+        answer = cli("compare", path, "-a", "fedavg,fedprox", "--out", out, "--seeds", seeds)
+        assert answer.code == 0, answer.err
+    with (out / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["algorithm"], row["seed"]) for row in rows] == [
+        (algorithm, seed) for seed in "015" for algorithm in ("fedavg", "fedprox")
+    ]
+    for row in rows:
+        run = Run(out / row["algorithm"] / f"seed-{row['seed']}")
+        assert (float(row["value"]), int(row["upload"])) == (run.summary()["accuracy"], run.summary()["upload"])
+        assert (row["metric"], row["rounds"], row["rounds_to_target"]) == ("accuracy", "1", "")
+    assert "3 seeds" in answer.out, "the tables have them, too"
+    assert f"{cli('show', out).out}as numbers: " in answer.out
 
 
 def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> None:

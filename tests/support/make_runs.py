@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core.aggregation import ServerState
 from fedstrata.core.record import Ledger, RoundRecord
+from fedstrata.core.state import ServerState
 from fedstrata.core.status import OK
 from fedstrata.recipes.schema import load
 from fedstrata.runs.writer import RunWriter, make_directory

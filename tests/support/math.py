@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedstrata.clients.client import Client
 from fedstrata.clients.training import Setup, build_model
-from fedstrata.core.aggregation import ServerState, initial_state
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.fit import Plan, fit
@@ -21,6 +20,7 @@ from fedstrata.core.grouping import Grouping
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.record import RoundRecord
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.core.status import Status
 from fedstrata.engines.local import LocalEngine
 from fedstrata.objectives import Plain
@@ -121,7 +121,9 @@ def prepare(
     layers = Layers.of(model, algorithm.grouping if grouping is None else grouping)
     setup = Setup(task, layers, algorithm.objective, algorithm.selection, training.local, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
-    return setup, Plan(layers, training.rounds, training.participation, training.local, seed), state
+    is_own = task.train is not None
+    plan = Plan(layers, training.rounds, training.participation, training.local, seed, reports_steps=is_own)
+    return setup, plan, state
 
 
 def run(

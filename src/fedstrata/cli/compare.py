@@ -29,7 +29,8 @@ def compare_command(
         str, typer.Argument(metavar="RECIPE|NAME", help="A .toml file, or a name from `fedstrata list`.")
     ],
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", help="Names with commas between: fedavg,fedldf:n=4,fedlap")
+        list[str],
+        typer.Option("--algorithms", "-a", metavar="NAME,...", help="fedavg,fedldf:n=4; or -a fedavg -a fedldf:n=4."),
     ],
     seeds: Annotated[str, typer.Option("--seeds", help="0..4, or 0,1,7")] = "0",
     settings: Settings = None,
@@ -43,15 +44,17 @@ def compare_command(
 
     A target that was not reached stays in as "more than T". Interrupted, the same command goes on where it was.
 
-    Example:
+    Examples:
 
     fedstrata compare quickstart --algorithms fedavg,fedadp,fedlayerwise --seeds 0..4
+
+    fedstrata compare quickstart -a fedavg -a fedldf:n=4 --set training.rounds=50
     """
     from fedstrata.runs.compare import begin_comparison
     from fedstrata.runs.comparison import write_results
 
     changes = [*(settings or []), *([f"engine.workers={workers}"] if workers is not None else [])]
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    names = [name.strip() for given in algorithms for name in given.split(",") if name.strip()]
     comparison = begin_comparison(recipe, names, parse_seeds(seeds), settings=changes, out=out, data=data)
     console = Console()
     try:
@@ -59,25 +62,20 @@ def compare_command(
     except KeyboardInterrupt:
         console.print(f"stopped; the same command with --out {comparison.path} goes on from here", soft_wrap=True)
         raise typer.Exit(130) from None
-    show_tables(console, comparison)
-    console.print(f"as numbers: {write_results(comparison)}", soft_wrap=True)
+    show_comparison(console, comparison.path)  # with the seeds that it had before
+    console.print(f"as numbers: {write_results(comparison.path)}", soft_wrap=True)
     console.print(f"run directories: {comparison.path}", soft_wrap=True)
 
 
 def show_comparison(console: Console, path: Path) -> None:
-    """The tables of a comparison that was run before."""
+    """The tables of all that a comparison's directory has."""
     from fedstrata.runs.comparison import read_comparison
 
     comparison, problems = read_comparison(path)
-    show_tables(console, comparison)
-    for problem in problems:
-        console.print(f"left out: {problem}", soft_wrap=True)
-
-
-def show_tables(console: Console, comparison: Comparison) -> None:
-    """What came out."""
     for table in result_tables(comparison):
         console.print(table)
+    for problem in problems:
+        console.print(f"left out: {problem}", soft_wrap=True)
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -43,6 +43,10 @@ def list_sets(data: Directory = None) -> None:
     """Show every data set, whether it is there and sound, and what it was read from.
 
     Each set that is there is read and checked in full, so the first time takes a while for CIFAR-10.
+
+    Example:
+
+    fedstrata data list
     """
     from fedstrata.tasks import datasets
 
@@ -90,7 +94,12 @@ def get(name: Name, source: Source = None, data: Directory = None) -> None:
 
 @app.command()
 def show(name: Name, data: Directory = None) -> None:
-    """Show a data set's image shape, its source, and the number of images by class."""
+    """Show a data set's image shape, its source, and the number of images by class.
+
+    Example:
+
+    fedstrata data show mnist-mini
+    """
     from fedstrata.tasks import datasets
 
     dataset = datasets.load(name, data)

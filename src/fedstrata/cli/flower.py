@@ -88,6 +88,10 @@ def check_command(
     """Read a node's configuration and its data as its SuperNode will, and say what they come to or what is wrong.
 
     node.sh does it before it starts.
+
+    Example:
+
+    fedstrata flower check hospitals/node-0
     """
     _require_flower("fedstrata flower check")
     from fedstrata.deployment import init

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
     from fedstrata.runs.formats import Line, Lost
     from fedstrata.runs.reader import Run
 
-RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, as `fedstrata list runs` shows them.")]
 
 
 def show_command(directory: RunDir) -> None:
     """Show a run: its outcome, what happened in each layer, where its bytes went, and who held which classes.
 
     Of a comparison's directory, show the tables that `fedstrata compare` ended with.
+
+    Examples:
+
+    fedstrata show runs/example
+
+    fedstrata show runs/compare-quickstart-...
     """
     from fedstrata.runs.reader import Run
 
@@ -45,14 +52,19 @@ def show_command(directory: RunDir) -> None:
     _print_lost(
         console, "lost replies in rounds that failed", [(one["round"], who) for one in failures for who in one["lost"]]
     )
-    if not history:
+    if history:
+        console.print(summary_table(run))
+    else:
         console.print("no round is done yet")
-        return
-    console.print(summary_table(run))
-    if not run.finished(history):
+    if run.running():
+        console.print("running: this is what it has done so far")
+    elif not run.finished(history):
         console.print(f"not finished; {_how_to_go_on(run)}", soft_wrap=True)
+    if not history:
+        return
     for first, changes in run.directory.changes(done=history[-1]["round"]):
         console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
+    _print_findings(console, run, history)
     console.print(_layer_table(run, history))
     lost = [(line["round"], who) for line in history for who in line["lost"]]
     unmeasured = [(line["round"], who) for line in history for who in line["unmeasured"]]
@@ -71,6 +83,27 @@ def _print_lost(console: Console, title: str, lost: Sequence[tuple[int, Lost]]) 
         for number, who in lost[-10:]:
             table.add_row(str(number), str(who["client"]), who["why"])
         console.print(table)
+
+
+def _print_findings(console: Console, run: Run, history: list[Line]) -> None:
+    """What stands out, the most of each kind first."""
+    try:
+        findings = run.findings(history)
+    except (FedstrataError, OSError) as error:  # a record of an earlier round, which nothing else here needs
+        console.print(f"what stands out is not known: {error}", soft_wrap=True)
+        return
+    if findings:
+        console.print("what stands out", style="bold")
+    for kind, some in groupby(findings, key=lambda finding: finding.kind):
+        told = list(some)
+        for finding in told[:_MOST_TOLD]:
+            console.print(f"  {finding.sentence}", style="yellow" if kind == "client_suspect" else None, soft_wrap=True)
+        if len(told) > _MOST_TOLD:
+            console.print(f"  and {len(told) - _MOST_TOLD} more ({kind})")
+
+
+_MOST_TOLD = 5
+"""Findings of a kind."""
 
 
 def _how_to_go_on(run: Run) -> str:
@@ -131,10 +164,17 @@ def _median(values: np.ndarray, form: str) -> str:
 
 def export_command(
     directory: RunDir,
-    file: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; it must be new.")],
     data: Data = None,
 ) -> None:
-    """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict."""
+    """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict.
+
+    Example:
+
+    fedstrata export runs/example model.safetensors
+
+    In Python: model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+    """
     from fedstrata.runs.reader import Run
 
     Run(directory).export(file, data=data)
@@ -142,12 +182,21 @@ def export_command(
 
 
 def partition_command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE|NAME")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|NAME", help="A .toml file, or a name from `fedstrata list`.")
+    ],
     settings: Settings = None,
     seed: Seed = None,
     data: Data = None,
 ) -> None:
-    """Show which client would hold how many samples of which class, without training."""
+    """Show which client would hold how many samples of which class, without training.
+
+    Examples:
+
+    fedstrata partition quickstart
+
+    fedstrata partition quickstart --set 'task.partition={name="dirichlet", clients=10, alpha=0.3}'
+    """
     from fedstrata.recipes.experiment import build_experiment
     from fedstrata.recipes.schema import load
 
@@ -163,7 +212,14 @@ def list_command(
         str | None, typer.Argument(help="recipes, algorithms, rules, models, partitions, settings or runs.")
     ] = None,
 ) -> None:
-    """List what there is: recipes, algorithms, the rules on the three axes, models, partitions, settings, runs."""
+    """List what there is: recipes, algorithms, the rules on each axis, models, partitions, settings, runs.
+
+    Examples:
+
+    fedstrata list
+
+    fedstrata list settings
+    """
     tables = {
         "recipes": _recipes,
         "algorithms": _algorithms,
@@ -181,6 +237,8 @@ def list_command(
         table = tables[name]()
         if table.row_count:
             console.print(table)
+        elif what is not None:
+            console.print(f"no {what} here yet")
 
 
 def _recipes() -> Table:
@@ -193,13 +251,14 @@ def _recipes() -> Table:
 
 
 def _algorithms() -> Table:
-    from fedstrata.algorithms import NAMED
+    from fedstrata.algorithms import NAMED, axes_of
 
-    table = Table(
-        "algorithm", "objective", "selection", "weighting", "layers", title="--algorithm NAME", title_justify="left"
-    )
-    for name, parts in NAMED.items():
-        table.add_row(name, *parts)
+    axes = ("objective", "selection", "weighting")
+    table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
+    for name, function in NAMED.items():
+        algorithm = function()
+        parts = axes_of(algorithm)
+        table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
     return table
 
 
@@ -208,7 +267,7 @@ def _rules() -> Table:
 
     from fedstrata.algorithms import AXES
 
-    table = Table("axis", "rule", "options", "what it does", title="the three axes", title_justify="left")
+    table = Table("axis", "rule", "options", "what it does", title="the axes", title_justify="left")
     for axis, rules in AXES.items():
         for name, rule in rules.items():
             options = ", ".join(f"{item.name}={item.default!r}" for item in dataclasses.fields(rule))
@@ -272,7 +331,7 @@ def _runs() -> Table:
             run = Run(info.parent)
             history = run.history()
             summary = run.summary(history)
-            state = "finished" if run.finished(history) else "not finished"
+            state = "running" if run.running() else "finished" if run.finished(history) else "not finished"
             rounds = f"{summary['rounds']}/{run.recipe.training.rounds}"
             row = (rounds, number(summary["best"]), size(summary["upload"]), state)
         except (FedstrataError, OSError) as error:  # one that somebody damaged hides no other

@@ -1,4 +1,4 @@
-"""What a client does with an order: the same code for every engine. Local training minimises task loss + spring."""
+"""What a client does with an order: the same code for every engine. Training minimises task loss + proximal term."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.rnn import PackedSequence
 
-from fedstrata.clients.local import Local, Schedule, Spring, draw_schedule
+from fedstrata.clients.local import Local, ProximalTerm, Schedule, draw_schedule
 from fedstrata.clients.modules import CleanModule, same_bits
 from fedstrata.clients.perceptron import PerceptronSteps, as_perceptron
 from fedstrata.clients.training import Setup, own_copy, train
@@ -126,7 +126,7 @@ class Client:
                 steps = PerceptronSteps(setup, self._network, data, schedule, flat, order.round)
                 local = self._local(order, data, schedule, steps.weights, anchor)
                 for step in local.each_step():
-                    steps.take(step, local.spring)
+                    steps.take(step, local.term)
                 metrics = {"loss": steps.loss()}
         else:
             model = self._module.fresh(anchor)
@@ -151,7 +151,7 @@ class Client:
         return Local(
             order,
             setup.training,
-            Spring(setup.objective, order.objective_state, setup.layers, weights, anchors),
+            ProximalTerm(setup.objective, order.objective_state, setup.layers, weights, anchors),
             seed=setup.seed,
             device=setup.device,
             data=data,

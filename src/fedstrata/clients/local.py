@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.core import rng
-from fedstrata.core.axes import Objective, State, Tensors
+from fedstrata.core.axes import Objective, Plain, State, Tensors
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order
 from fedstrata.core.training import LocalTraining
-from fedstrata.objectives import Plain
 from fedstrata.tasks.task import Data
 
 
@@ -65,8 +64,8 @@ def is_due(objective: Objective, first_of_epoch: bool, *, first_of_round: bool) 
     return objective.refresh == "step" or first_of_round or (objective.refresh == "epoch" and first_of_epoch)
 
 
-class Spring:
-    """The spring of one client's round. Tensors whose names are in `free` are looked at, and not pulled."""
+class ProximalTerm:
+    """The proximal term of one client's round. Tensors whose names are in `free` are looked at, and not pulled."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Spring:
 
     @torch.no_grad()
     def pull(self) -> None:
-        """Add c (w − a) to the gradients; a tensor without stiffness is left alone, so no spring *is* plain."""
+        """Add c (w − a) to the gradients; a tensor without stiffness is left alone, so no term *is* plain."""
         for name, c in self.stiffness.items():
             w = self.local[name]
             if not w.requires_grad:
@@ -144,7 +143,7 @@ class Local:
         self,
         order: Order,
         training: LocalTraining,
-        spring: Spring,
+        term: ProximalTerm,
         *,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -160,7 +159,7 @@ class Local:
             work = -(-len(schedule) // schedule.steps_per_epoch) if training.steps is None else len(schedule)
         self.epochs = work if training.steps is None else None
         self.steps = work if training.steps is not None else None
-        self.spring = spring
+        self.term = term
         self._order, self._seed, self._data, self._schedule, self._place = order, seed, data, schedule, place
         self._logged: dict[str, tuple[float, float]] = {}  # sums, and what they are divided by
         self._weight = 1  # of what is logged: the samples of the batch at hand
@@ -213,9 +212,9 @@ class Local:
         self._open_step()
         self._is_open = False
         self._pulls += 1
-        if not self.spring.objective.differentiable:
-            self.spring.pull()
-        elif isinstance(energy := self.spring.energy(), Tensor):
+        if not self.term.objective.differentiable:
+            self.term.pull()
+        elif isinstance(energy := self.term.energy(), Tensor):
             energy.backward()  # type: ignore[no-untyped-call]
 
     def penalty(self) -> Tensor | float:
@@ -224,7 +223,7 @@ class Local:
         self._open_step()
         self._is_open = False
         self._pulls += 1
-        return self.spring.energy()
+        return self.term.energy()
 
     def log(self, **metrics: Any) -> None:
         """Numbers to report, for this batch or at the end; `loss` becomes the client's training loss."""
@@ -250,14 +249,14 @@ class Local:
 
     def require_pulled(self) -> None:
         """Refuse a loop that has left the proximal term out."""
-        objective = self.spring.objective
+        objective = self.term.objective
         if not isinstance(objective, Plain) and not self._pulls:
             what = f"the training loop never called local.pull(), and {type(objective).__name__} has a proximal term"
             raise RuntimeError(f"{what}; call it between loss.backward() and optimizer.step()")
 
     def stiffness(self) -> Tensor:
         """The mean stiffness of each layer in the end, float64 [L]."""
-        return mean_per_layer(self.spring.stiffness, self.spring.layers)
+        return mean_per_layer(self.term.stiffness, self.term.layers)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -272,14 +271,14 @@ class Local:
         """Compute the stiffness anew where that is due: once for a step, before a forward that may change weights."""
         if self._is_open:
             return
-        objective, first = self.spring.objective, not self._has_begun
+        objective, first = self.term.objective, not self._has_begun
         if objective.refresh == "epoch" and not self._epochs:
             name = type(objective).__name__
             raise RuntimeError(f"{name} has to know when an epoch begins: call local.epoch(), or use local.batches()")
         if first:
-            self.spring.follow()
+            self.term.follow()
         if is_due(objective, self._epoch_begins, first_of_round=first):
-            self.spring.refresh()
+            self.term.refresh()
         self._epoch_begins, self._is_open, self._has_begun = False, True, True
 
     def _must_not_be_twice(self, in_loss: bool) -> None:

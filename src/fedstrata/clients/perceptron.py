@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstrata.clients.local import Schedule, Spring
+from fedstrata.clients.local import ProximalTerm, Schedule
 from fedstrata.clients.modules import has_hooks
 from fedstrata.clients.training import Setup, local_optimizer
 from fedstrata.core.axes import Tensors
@@ -120,14 +120,14 @@ class PerceptronSteps:
         self.block: _Block | None = None
         self.total, self.seen = 0.0, int(is_sample.sum())
 
-    def take(self, step: int, spring: Spring) -> None:
+    def take(self, step: int, term: ProximalTerm) -> None:
         """Merge the gradient of the mean loss, pull, move."""
         block = self.block
         if block is None or step == block.until:
             block = self.block = self._gather(step)
         self._merge(*block.steps[step - block.first])
-        if spring.stiffness:
-            self._pull(spring)
+        if term.stiffness:
+            self._pull(term)
         if self.optimizer is not None:
             self.optimizer.step()
             return
@@ -135,10 +135,10 @@ class PerceptronSteps:
             self.gradients.add_(self.flat, alpha=self.decay)
         self.flat.add_(self.gradients, alpha=-self.lr)
 
-    def _pull(self, spring: Spring) -> None:
-        """Add c (w − a) to the gradients, as the spring itself would, in fewer passes over the weights."""
-        if self.pulls is None or self.pulls[0] is not spring.stiffness:
-            self.pulls = (spring.stiffness, self._pulls(spring))
+    def _pull(self, term: ProximalTerm) -> None:
+        """Add c (w − a) to the gradients, as the term itself would, in fewer passes over the weights."""
+        if self.pulls is None or self.pulls[0] is not term.stiffness:
+            self.pulls = (term.stiffness, self._pulls(term))
         torch.sub(self.flat, self.anchor, out=self.moved)
         for gradient, moved, c in self.pulls[1]:
             if isinstance(c, float):
@@ -146,12 +146,12 @@ class PerceptronSteps:
             else:
                 gradient.addcmul_(moved, c)
 
-    def _pulls(self, spring: Spring) -> list[tuple[Tensor, Tensor, float | Tensor]]:
+    def _pulls(self, term: ProximalTerm) -> list[tuple[Tensor, Tensor, float | Tensor]]:
         """Gradient, displacement and stiffness of each tensor, or of all together, if their stiffness is one number."""
-        numbers = [float(c) if c.numel() == 1 else None for c in spring.stiffness.values()]
+        numbers = [float(c) if c.numel() == 1 else None for c in term.stiffness.values()]
         if len(numbers) == len(self.weights) and len(set(numbers)) == 1 and numbers[0] is not None:
             return [(self.gradients, self.moved, numbers[0])]
-        displacements, pairs = self.layers.views(self.moved), zip(spring.stiffness.items(), numbers, strict=True)
+        displacements, pairs = self.layers.views(self.moved), zip(term.stiffness.items(), numbers, strict=True)
         return [
             (self.weights[name].grad, displacements[name], c if number is None else number)  # type: ignore[misc]
             for (name, c), number in pairs

@@ -109,7 +109,7 @@ class Sgd:
 
 
 def make_dense(weights: Iterable[Tensor]) -> None:
-    """Gradients of sparse embeddings as others are: neither springs nor all optimisers can take them."""
+    """Gradients of sparse embeddings as others are: neither proximal terms nor all optimisers can take them."""
     for weight in weights:
         gradient = weight.grad
         if gradient is not None and gradient.layout is not torch.strided:

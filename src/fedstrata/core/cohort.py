@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedstrata.core.determinism import in_threads
-from fedstrata.core.layers import Layers
+from fedstrata.core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.core.layers import Layers
 
 _CACHED = 1 << 18
 """How many numbers of the updates are worked on at a time: in float64 they fill 2 MB, about a core's own cache."""
@@ -44,6 +47,10 @@ class Cohort:
     sent: Tensor  # bool [K, L]
     model: Tensor  # the global model that the updates start from
     units: Tensor | None = None  # bool [K, U], where clients picked units
+    steps: Tensor | None = None  # τ_k: int64 [K], how many local steps each client took; None, if nobody knows
+    reach: Tensor | None = None  # a_k: float64 [K], a constant gradient g moves a client by −η a_k g; None, if unknown
+    lr: float = float("nan")  # η, the local learning rate of this round
+    population: int = 0  # N: the clients with data, in this round or not
 
     def __len__(self) -> int:
         return len(self.updates)
@@ -52,6 +59,38 @@ class Cohort:
     def numbers(self) -> int:
         """How many numbers the updates have in all."""
         return len(self) * self.layers.numel
+
+    @cached_property
+    def is_trainable(self) -> Tensor:
+        """Which numbers of the flat vector are no buffers, bool [P]."""
+        found = torch.zeros(self.layers.numel, dtype=torch.bool)
+        for layer in self.layers.layers:
+            found[layer.start : layer.trainable_stop] = True
+        return found
+
+    def sum(self, factors: Tensor) -> Tensor:
+        """Σ_k m_ku f_kl Δ_ku, [P], for factors [K, L]; zero on buffers."""
+        total = torch.zeros_like(self.model)
+        for layer, column in zip(self.layers.layers, factors.T.tolist(), strict=True):
+            part = slice(layer.start, layer.trainable_stop)
+            for factor, update in zip(column, self.updates, strict=True):
+                if factor != 0:
+                    total[part].add_(update[part], alpha=factor)  # zero where nothing was sent
+        return total
+
+    def mass(self, factors: Tensor) -> Tensor:
+        """Σ_k m_ku f_kl, [P], for factors [K, L]; zero on buffers."""
+        total = torch.zeros_like(self.model)
+        for at, layer in enumerate(self.layers.layers):
+            column = factors[:, at] * self.sent[:, at]
+            if self.units is None:
+                total[layer.start : layer.trainable_stop] = float(column.sum())
+                continue
+            for entry in (entry for entry in layer.entries if entry.trainable):
+                rows = column @ self.units[:, entry.first_unit : entry.first_unit + entry.units].double()
+                numbers = (entry.stop - entry.start) // entry.units
+                total[entry.start : entry.stop] = rows.to(total.dtype).repeat_interleave(numbers)
+        return total
 
     def pieces(self) -> list[tuple[int, int, int]]:
         """(layer, first, last): the trainable columns, in pieces of which all updates' fit into a cache."""

@@ -2,7 +2,8 @@
 
 FedstrataError
 ├── UserError               something the user can put right: one line, exit code 2
-│   ├── RecipeError         a field of a recipe, or a hyperparameter, and its value
+│   ├── BadValue            an argument that cannot be, and its value; it is a ValueError, too
+│   ├── RecipeError         a field of a recipe, and its value
 │   ├── DataError           a data set that is missing, corrupt or of the wrong shape
 │   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
 │   ├── DiskFull            no room to write a file: which disk it is
@@ -25,6 +26,14 @@ class FedstrataError(Exception):
 
 class UserError(FedstrataError):
     """Something the user can put right."""
+
+
+class BadValue(UserError, ValueError):
+    """An argument that cannot be: which, its value, and what is wrong."""
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        self.field, self.value, self.problem = field, value, problem
+        super().__init__(f"{field}: {problem}" if value is MISSING else f"{field} {problem}, got {value!r}")
 
 
 class RecipeError(UserError):
@@ -112,14 +121,6 @@ class _Missing:
 
 MISSING = _Missing()
 """Stands for "no value" in a RecipeError."""
-
-
-class BadValue(ValueError):
-    """A hyperparameter that cannot be: which, its value, and what is wrong."""
-
-    def __init__(self, field: str, value: object, problem: str) -> None:
-        self.field, self.value, self.problem = field, value, problem
-        super().__init__(f"{field} {problem}, got {value!r}")
 
 
 def require(condition: bool, field: str, value: object, problem: str) -> None:

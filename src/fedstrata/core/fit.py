@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from fedstrata.core.aggregation import ServerState
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Answer, Order
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
+from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
 from fedstrata.core.training import LocalTraining, Participation
 
@@ -46,6 +46,8 @@ class Plan:
     seed: int = 0
     record: bool = True
     """Whether to keep the per-layer record of every round."""
+    reports_steps: bool = False
+    """Whether clients have a training loop of their own, and tell how many steps they took."""
 
 
 def fit(
@@ -53,8 +55,18 @@ def fit(
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
     part = plan.participation
-    terms = Terms(plan.layers, plan.seed, part.attempts, part.min_replies, record=plan.record)
-    check_cohort(algorithm, part.cohort_size(int((engine.sizes > 0).sum())))
+    population = int((engine.sizes > 0).sum())
+    terms = Terms(
+        plan.layers,
+        plan.seed,
+        part.attempts,
+        part.min_replies,
+        record=plan.record,
+        training=plan.training,
+        reports_steps=plan.reports_steps,
+        population=population,
+    )
+    check_cohort(algorithm, part.cohort_size(population))
     while state.round < plan.rounds:
         number = state.round + 1
 

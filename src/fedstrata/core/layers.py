@@ -6,12 +6,15 @@ parameters, which angles, divergences and penalties measure, and then the floati
 
 A *unit* is an output neuron: an index of a weight's first dimension, together with the entries of the bias and of the
 normalisation that belong to it.
+
+Private layers never travel. The vector that a client trains has them behind all others: `Layers` are those that travel,
+its head, and `Layers.whole` goes on with the tail. Everybody but the client and its memory knows the head only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -98,11 +101,21 @@ class Layers:
 
     layers: tuple[Layer, ...]
     dtype: torch.dtype
+    private: tuple[Layer, ...] = ()
+    """What stays with the client; it lies behind the others in the vector that a client trains."""
 
     @classmethod
-    def of(cls, model: nn.Module, grouping: Grouping = "module") -> Layers:
-        """Group the tensors of any `torch.nn.Module`."""
-        return _lay_out(_group(_travelling(model), grouping))
+    def of(cls, model: nn.Module, grouping: Grouping = "module", private: Sequence[str] = ()) -> Layers:
+        """Group the tensors of any `torch.nn.Module`.
+
+        `private` has patterns of the tensors that do not travel, or the words `norm` (all normalisations), `bias` (all
+        biases), `first` and `last` (the first and the last module with parameters). One that matches nothing is the
+        caller's affair: see `unmatched`.
+        """
+        items = _travelling(model)
+        _check_grouping(items, grouping)
+        head, tail = _split(items, private)
+        return _lay_out(_group(head, grouping), _group(tail, grouping), items[0].tensor.dtype)
 
     @classmethod
     def of_shapes(
@@ -119,7 +132,9 @@ class Layers:
         patterns of the arrays that only ride along; by default PyTorch's names of BatchNorm's statistics. Every weight
         is taken for [out, in, …].
         """
-        return _lay_out(_group(_named(shapes, buffers, dtype), grouping))
+        items = _named(shapes, buffers, dtype)
+        _check_grouping(items, grouping)
+        return _lay_out(_group(items, grouping), {}, dtype)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,12 +144,17 @@ class Layers:
     @property
     def numel(self) -> int:
         """The length P of the flat vector."""
-        return self.layers[-1].stop
+        return self.layers[-1].stop if self.layers else 0
 
     @property
     def units(self) -> int:
         """How many output units there are in all."""
-        return self.layers[-1].last_unit
+        return self.layers[-1].last_unit if self.layers else 0
+
+    @cached_property
+    def whole(self) -> Layers:
+        """With the private layers: the vector that a client trains."""
+        return Layers(self.layers + self.private, self.dtype) if self.private else self
 
     @property
     def itemsize(self) -> int:
@@ -181,7 +201,8 @@ class Layers:
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each layer's trainable part, float64 [L]."""
-        return torch.stack([_norm(flat[layer.start : layer.trainable_stop]) for layer in self.layers])
+        norms = [_norm(flat[layer.start : layer.trainable_stop]) for layer in self.layers]
+        return torch.stack(norms) if norms else torch.empty(0, dtype=torch.float64)
 
 
 _CHUNK = 1 << 18
@@ -296,15 +317,19 @@ def _named(shapes: Mapping[str, Sequence[int]], buffers: Sequence[str] | None, d
     return items
 
 
-def _group(items: list[_Travelling], grouping: Grouping) -> dict[str, list[_Travelling]]:
-    """Give every tensor its layer. What has no layer of its own follows the layer before it."""
+def _check_grouping(items: list[_Travelling], grouping: Grouping) -> None:
     if isinstance(grouping, str):
         if grouping not in GROUPINGS:
             raise RecipeError("layers.grouping", grouping, f"is none of {', '.join(GROUPINGS)} and not a mapping")
     else:
         _check_mapping(items, grouping)
-    first = next(item for item in items if item.trainable)
-    before = _own_layer(first, grouping) or first.module or "(root)"  # what opens the model has no layer before it
+
+
+def _group(items: list[_Travelling], grouping: Grouping) -> dict[str, list[_Travelling]]:
+    """Give every tensor its layer. What has no layer of its own follows the layer before it."""
+    before = "(root)"
+    if (first := next((item for item in items if item.trainable), None)) is not None:
+        before = _own_layer(first, grouping) or first.module or before  # what opens the model has no layer before it
     groups: dict[str, list[_Travelling]] = {}
     layer_of_module: dict[str, str] = {}  # of its last parameter
     for item in items:
@@ -343,10 +368,46 @@ def _check_mapping(items: list[_Travelling], mapping: Mapping[str, Sequence[str]
             raise RecipeError(f"layers.grouping.{layer}", list(patterns), "matches no trainable parameter")
 
 
-def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
-    """Give layers, entries and units their places in the flat vector."""
+_WORDS: Mapping[str, Callable[[_Travelling, list[_Travelling]], bool]] = {
+    "norm": lambda item, items: item.is_norm,
+    "bias": lambda item, items: item.trainable and item.name.rpartition(".")[2].startswith("bias"),
+    "first": lambda item, items: item.module == next(one.module for one in items if one.trainable),
+    "last": lambda item, items: item.module == next(one.module for one in reversed(items) if one.trainable),
+}
+"""Which tensors a word among the patterns of private ones means."""
+
+
+def _is_private(item: _Travelling, pattern: str, items: list[_Travelling]) -> bool:
+    return _WORDS[pattern](item, items) if pattern in _WORDS else _matches(item.name, [pattern])
+
+
+def unmatched(model: nn.Module, private: Sequence[str]) -> list[str]:
+    """The patterns of private tensors that the model has none for."""
+    items = _travelling(model)
+    return [pattern for pattern in private if not any(_is_private(item, pattern, items) for item in items)]
+
+
+def _split(items: list[_Travelling], private: Sequence[str]) -> tuple[list[_Travelling], list[_Travelling]]:
+    """What travels, and what stays. A module's buffers stay if all of its parameters do."""
+    stays = {item.name for item in items if any(_is_private(item, pattern, items) for pattern in private)}
+    travelling = {item.module for item in items if item.trainable and item.name not in stays}
+    emptied = {item.module for item in items if item.name in stays} - travelling
+    stays |= {item.name for item in items if item.module in emptied or not travelling}
+    return [item for item in items if item.name not in stays], [item for item in items if item.name in stays]
+
+
+def _lay_out(head: dict[str, list[_Travelling]], tail: dict[str, list[_Travelling]], dtype: torch.dtype) -> Layers:
+    """Give layers, entries and units their places in the flat vector: first who travels, then who stays."""
+    layers, end = _placed(head, 0, 0)
+    private, _ = _placed(tail, *end)
+    return Layers(layers, dtype, private)
+
+
+def _placed(
+    groups: dict[str, list[_Travelling]], offset: int, unit_offset: int
+) -> tuple[tuple[Layer, ...], tuple[int, int]]:
+    """Layers one behind the other, and where the next one would begin."""
     layers: list[Layer] = []
-    offset = unit_offset = 0
     for layer_name, members in groups.items():
         start, first_unit = offset, unit_offset
         unit_starts: dict[tuple[str, int], int] = {}  # (module, rows) -> first unit
@@ -373,4 +434,4 @@ def _lay_out(groups: dict[str, list[_Travelling]]) -> Layers:
             if item.trainable:
                 trainable_stop = stop
         layers.append(Layer(layer_name, tuple(entries), start, trainable_stop, offset, first_unit, unit_offset))
-    return Layers(tuple(layers), next(iter(groups.values()))[0].tensor.dtype)
+    return tuple(layers), (offset, unit_offset)

@@ -54,6 +54,12 @@ class Packing:
         )
         return cls(layers, floats, passing, tuple(model))
 
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Dtypes and shapes, in the model's own order."""
+        shapes = {name: entry.shape for name, entry in self.layers.entries.items()}
+        return {n: self.passing[n] if n in self.passing else (self.dtypes[n], shapes[n]) for n in self.order}
+
     @cached_property
     def bytes_per_layer(self) -> Tensor:
         """What each layer weighs in the arrays' own dtypes, int64 [L]."""

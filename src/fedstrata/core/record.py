@@ -60,6 +60,10 @@ class RoundRecord:
     """What clients' own training loops told besides the loss, by name, float64 [K]; `steps` is how many they took."""
     earlier: tuple[tuple[int, int, Status], ...] = ()
     """What was lost in attempts before this one: attempt, client and why."""
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The new model's loss and metric on each data set, in rounds that are evaluated."""
+    unmeasured: tuple[tuple[int, Status], ...] = ()
+    """The clients that could not be evaluated, and why."""
 
     @property
     def lost(self) -> list[tuple[int, Status]]:

@@ -18,21 +18,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedstrata.core import rng
-from fedstrata.core.aggregation import ServerState, conclude, stays_finite
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import BadValue, RecipeError, RuleError
 from fedstrata.core.layers import Layers
-from fedstrata.core.messages import Answer, Order, Reply, Wanted, check_reply, judge
+from fedstrata.core.messages import MOST_SAMPLES, Answer, Order, Reply, Wanted, check_reply, judge
 from fedstrata.core.record import Ledger, RoundFailed, RoundRecord, layer_record
+from fedstrata.core.state import ServerState, conclude, stays_finite
 from fedstrata.core.status import SILENT, Status
+from fedstrata.core.training import LocalTraining
 
 WANTED: dict[str, Wanted] = {
     "before": "layers",
@@ -59,6 +61,12 @@ class Terms:
     """… and as a number."""
     record: bool = True
     """Whether to keep the per-layer record of every round."""
+    training: LocalTraining | None = None
+    """What clients do locally, where they do as the server says; it tells how many steps each one takes."""
+    reports_steps: bool = False
+    """Whether clients have a training loop of their own, and tell how many steps they took."""
+    population: int = 0
+    """How many clients have data, in a round or not."""
     wire_bytes: Tensor | None = None
     """What each layer weighs on the wire, int64 [L], if not its numbers in the model's precision."""
     spells_out_whole: bool = True
@@ -309,7 +317,24 @@ class Round:
             sent=torch.stack([reply.sent for reply in replies if reply.sent is not None]),
             model=self.state.model,
             units=torch.stack(units) if units else None,
+            **self._local_steps(positions),
         )
+
+    def _local_steps(self, positions: Sequence[int]) -> dict[str, Any]:
+        """What a cohort has of its clients' local training: by the orders, or as they tell of a loop of their own."""
+        known: dict[str, Any] = {"population": max(self.terms.population, len(positions))}
+        training = self.terms.training
+        if training is None:
+            return known
+        known["lr"] = training.learning_rate(self.number)
+        if self.terms.reports_steps:
+            told = [self.trained[at].metrics.get("steps", 0.0) for at in positions]
+            is_known = all(1 <= count <= MOST_SAMPLES and count == int(count) for count in told)
+            return known | ({"steps": torch.tensor([int(count) for count in told])} if is_known else {})
+        steps = [training.local_steps(self._size_of(at) or 0, int(self.work[at])) for at in positions]
+        reach = [training.reach(count) for count in steps]
+        known["steps"] = torch.tensor(steps)
+        return known | ({} if None in reach else {"reach": torch.tensor(reach, dtype=torch.float64)})
 
     def _record(self, layers: dict[str, np.ndarray]) -> RoundRecord:
         losses, logged = np.full(len(self.status), np.nan), dict[str, np.ndarray]()

@@ -141,3 +141,17 @@ class LocalTraining:
         """What server and clients must agree on. What came after version 0.1 is left out where it says nothing."""
         later = ("optimizer_options", "clip_norm", "clip_value", "schedule")
         return {name: value for name, value in asdict(self).items() if name not in later or value}
+
+    def local_steps(self, samples: float, work: int) -> int:
+        """τ: how many steps so much work is, in epochs, or in steps where the plan counts those."""
+        return work if self.steps is not None else work * math.ceil(samples / self.batch_size)
+
+    def reach(self, steps: int) -> float | None:
+        """a: by how much a constant gradient g moves the weights in so many steps, −η a g; only plain SGD has it.
+
+        With momentum β it is the sum of v₁ = 1, v_{s+1} = β v_s + 1, which 1/(τη) takes for τ, and is wrong.
+        """
+        if self.optimizer != "sgd" or self.optimizer_options or self.clips:
+            return None
+        beta = self.momentum
+        return (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)

@@ -17,8 +17,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
 from fedstrata.clients import local
-from fedstrata.clients.local import Spring, draw_schedule
-from fedstrata.core.axes import SelectsAfterScores
+from fedstrata.clients.local import ProximalTerm, draw_schedule
+from fedstrata.core.axes import Plain, SelectsAfterScores
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import SCORE_DTYPE, Order
@@ -35,7 +35,6 @@ from fedstrata.flower.wire import (
     round_of,
     rule_from_json,
 )
-from fedstrata.objectives import Plain
 from fedstrata.tasks.nests import moved
 from fedstrata.tasks.task import as_data
 
@@ -80,7 +79,7 @@ class Local(local.Local):
         super().__init__(
             order,
             plan,
-            _spring(self._ask, message.content, model, names),
+            _term(self._ask, message.content, model, names),
             seed=seed,
             device=first.device,
             data=own,
@@ -105,10 +104,10 @@ class Local(local.Local):
         return content
 
 
-def _spring(ask: Ask | None, content: RecordDict, model: nn.Module, rename: Callable[[str], str]) -> Spring:
+def _term(ask: Ask | None, content: RecordDict, model: nn.Module, rename: Callable[[str], str]) -> ProximalTerm:
     """Between the weights of a model and those that came; where no rule has a proximal term, of none."""
     if ask is None or not ask.objective:
-        return Spring(Plain(), {}, Layers((), torch.float32), {}, {})
+        return ProximalTerm(Plain(), {}, Layers((), torch.float32), {}, {})
     received = content.array_records[ask.model]
     packing = ask.packing(received)
     anchor = packing.layers.views(packing.flatten(Decoded(received)), trainable_only=True)
@@ -118,10 +117,10 @@ def _spring(ask: Ask | None, content: RecordDict, model: nn.Module, rename: Call
     if missing:
         raise RecipeError("model", names(missing), "received, but the model has no such parameter")
     first_name = {id(w): name for name, w in reversed(weights.items())}
-    # Frozen weights need no spring, and one that goes by two names is pulled once.
+    # Frozen weights are not pulled, and one that goes by two names is pulled once.
     free = {name for name, w in weights.items() if not w.requires_grad or first_name[id(w)] != name}
     rule, state = rule_from_json("objective", ask.objective), objective_state(content)
-    return Spring(rule, state, packing.layers, weights, anchor, free)
+    return ProximalTerm(rule, state, packing.layers, weights, anchor, free)
 
 
 def selection_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -61,7 +61,7 @@ _MOST = 2**1023
 
 
 def read_receipt(content: RecordDict, ask: Ask, layers: int) -> Tensor:
-    """How stiff the client's spring was in each layer, [L]; that there is a receipt says that it had one."""
+    """How stiff the client was held in each layer, [L]; that there is a receipt says that it had the proximal term."""
     lacking = f"the client did not apply {json.loads(ask.objective)['name']}"
     receipt = content.config_records.get(RECEIPT)
     if receipt is None:

@@ -195,7 +195,7 @@ class Strategy(FedAvg):
             seed=self.seed,
         )
         if self._checkpoint is not None and self._checkpoint.exists():
-            server.load(self._checkpoint)
+            server.restore(self._checkpoint)
         return server
 
     def aggregate_train(

@@ -150,7 +150,7 @@ def _load(path: str, data: str | None, owner: int | None) -> tuple[Client, str]:
         config, held_out = recipe.task.nodes, recipe.evaluation.held_out
         assert config is not None
         with during("data"):
-            task = own_task(experiment.task, config, data, owner, held_out, recipe.seed)
+            task = own_task(experiment.task, config, data, owner, held_out, recipe.seed, recipe.task.augment)
         experiment = replace(experiment, task=task)
     keep_memory()
     return Client(experiment.setup), experiment.agreement

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fedstrata.core.axes import Plain
 from fedstrata.objectives.adaptive_mu import AdaptiveMu
 from fedstrata.objectives.fedlap import FedLap
 from fedstrata.objectives.fedprox import FedProx
-from fedstrata.objectives.plain import Plain
 
 OBJECTIVES = {
     "plain": Plain,

@@ -8,9 +8,9 @@ Client k minimises F_k(w) + Σ_l (μ_l/2) ‖w_l − w_l^t‖². After each aggr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
-from fedstrata.core.axes import State, Tensors
+from fedstrata.core.axes import Objective, State, Tensors
 from fedstrata.core.errors import require
 from fedstrata.core.lazy import torch
 
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AdaptiveMu:
+class AdaptiveMu(Objective):
     """A μ per layer that follows the layer's drift; a = 0, or a single layer, is FedProx(μ₀)."""
 
     mu0: float = 0.01
     a: float = 0.5
-
-    refresh: ClassVar[Literal["round"]] = "round"
-    differentiable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.mu0 >= 0, "mu0", self.mu0, "must be ≥ 0")

@@ -14,28 +14,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedstrata.core.axes import State, Tensors
+from fedstrata.core.axes import Objective, State, Tensors
 from fedstrata.core.errors import require
 from fedstrata.core.lazy import torch
 from fedstrata.objectives._turning import one_minus_cosine
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedstrata.core.layers import Layers
 
 
+Form = Literal["factor", "exponent"]
+Units = Literal["input", "output"]
+Refresh = Literal["round", "epoch", "step"]
+
+
 @dataclass(frozen=True)
-class FedLap:
+class FedLap(Objective):
     """A spring per neuron that stiffens as the neuron turns.
 
     `q` multiplies the penalty, or, as `form="exponent"`, makes it λ^((1−q)/q): FedProx at 1, eq 10 at ½.
     """
 
     q: float = 0.5
-    form: Literal["factor", "exponent"] = "factor"
-    units: Literal["input", "output"] = "input"
-    refresh: Literal["round", "epoch", "step"] = "epoch"
+    form: Form = "factor"
+    units: Units = "input"
+    refresh: Refresh = "epoch"
     through: bool = False  # line 18 read literally: the gradient flows through λ, which implies refresh="step"
 
     def __post_init__(self) -> None:
@@ -52,10 +55,6 @@ class FedLap:
         """Whether the gradient flows through λ."""
         return self.through
 
-    def init(self, layers: Layers) -> State:
-        """Nothing to remember."""
-        return {}
-
     def stiffness(self, local: Tensors, anchor: Tensors, state: State, layers: Layers) -> Tensors:
         """c = q λ_{l,j}, or λ_{l,j}^((1−q)/q); a weight none of whose neurons turned is free."""
         turns = {}
@@ -71,7 +70,3 @@ class FedLap:
             return {name: torch.ones_like(turn) for name, turn in turns.items()}
         # Where λ = 0 the power has no finite slope for power < 1, and λ does not depend on w to first order anyway.
         return {n: torch.where(t > 0, t.where(t > 0, 1.0) ** power, 0.0) for n, t in turns.items() if t.any()}
-
-    def after_round(self, new: Tensor, old: Tensor, state: State, layers: Layers) -> State:
-        """λ lives within a round."""
-        return state

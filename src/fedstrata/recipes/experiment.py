@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
-from fedstrata.clients.modules import same_bits
+from fedstrata.clients.modules import is_whole, same_bits
 from fedstrata.clients.training import Setup, build_model, local_optimizer
-from fedstrata.core.aggregation import ServerState, initial_state
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers
 from fedstrata.core.round import check_cohort
+from fedstrata.core.state import ServerState, initial_state
 from fedstrata.core.training import LocalTraining
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.builtin import build_task
@@ -62,7 +62,15 @@ class Experiment:
     def plan(self) -> Plan:
         """What `fit` needs."""
         recipe, table = self.recipe, self.recipe.training
-        return Plan(self.layers, table.rounds, table.participation, table.local, recipe.seed, recipe.record.layers)
+        return Plan(
+            self.layers,
+            table.rounds,
+            table.participation,
+            table.local,
+            recipe.seed,
+            recipe.record.layers,
+            reports_steps=self.task.train is not None,
+        )
 
     @property
     def setup(self) -> Setup:
@@ -92,6 +100,8 @@ class Experiment:
         }
         if self.recipe.task.nodes is not None:
             common["data"] = self.recipe.task.model_dump(mode="json", include={"inputs", "nodes"})
+        if self.recipe.task.augment:
+            common["augment"] = self.recipe.task.augment
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
     def require_data(self) -> None:
@@ -143,6 +153,15 @@ class Experiment:
             ],
             "data": notes,
         }
+
+    def module(self, state: ServerState) -> nn.Module:
+        """The global model as a module of its own, all of it contiguous, as files and `view` want it."""
+        model = self.build()
+        self.layers.load(model, state.model)
+        for tensor in (*model.parameters(), *model.buffers()):
+            if is_whole(tensor):  # and not a part of another
+                tensor.data = tensor.data.contiguous()
+        return model.eval()
 
     def first_state(self) -> ServerState:
         """The server before round 1."""

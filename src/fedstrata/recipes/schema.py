@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,6 +30,9 @@ from fedstrata.tasks.config import Options, TaskConfig
 
 FORMAT = 1
 """Version of the recipe format."""
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What a recipe may be called, as run directories are named by it."""
 
 _log = logging.getLogger("fedstrata")
 
@@ -175,7 +179,7 @@ class EngineConfig(BaseModel):
     timeout: float = Field(
         600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:0; not cpu: one worker")
+    device: str = Field("cpu", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
 
     @model_validator(mode="before")
@@ -186,6 +190,12 @@ class EngineConfig(BaseModel):
         if found:
             _say_ignored(", ".join(f"engine.{key}" for key in found))
         return {key: value for key, value in table.items() if key not in found} if found else table
+
+    @model_validator(mode="after")
+    def _check(self) -> EngineConfig:
+        known = re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device)
+        require(known is not None, "device", self.device, "must be cpu, cuda, or one of several: cuda:0, cuda:1, …")
+        return self
 
 
 @cache
@@ -209,7 +219,7 @@ class Recipe(BaseModel):
     model_config = _STRICT
 
     format: int = FORMAT
-    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = "experiment"
     description: str = ""
     seed: int = Field(0, ge=0, description="everything random follows from it")
     task: TaskConfig = TaskConfig()
@@ -223,6 +233,12 @@ class Recipe(BaseModel):
     engine: EngineConfig = EngineConfig()
     record: Record = Record()
     paper: Options = Field(default_factory=dict, description="what the paper reports; not used by a run")
+
+    @model_validator(mode="after")
+    def _can_name_a_folder(self) -> Recipe:
+        known = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name)
+        require(known is not None, "name", self.name, "names folders: letters and digits, with . _ - between them")
+        return self
 
     @field_validator("algorithm")
     @classmethod

@@ -7,28 +7,92 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from fedstrata.core.errors import RecipeError, RunDirectoryError
+from fedstrata.algorithms import AXES, to_table
+from fedstrata.core.axes import Algorithm
+from fedstrata.core.errors import BadValue, RecipeError, RunDirectoryError
 from fedstrata.recipes.experiment import build_experiment
-from fedstrata.recipes.schema import load
-from fedstrata.runs.comparison import Comparison, Job, job_folder, read_request
+from fedstrata.recipes.settings import Settings, What, resolved
+from fedstrata.runs.comparison import Comparison, Job, job_folder, read_request, write_results
 from fedstrata.runs.files import WHILE_WRITING, Folder, locked
 from fedstrata.runs.formats import COMPARISON_FORMAT, Line
+from fedstrata.runs.progress import progress
 from fedstrata.runs.reader import Run
-from fedstrata.runs.runner import run_rounds, start_run
+from fedstrata.runs.runner import as_changes, run_rounds, start_run
+from fedstrata.tasks.task import Task
+
+Arm = str | Mapping[str, Any] | Algorithm
+"""An algorithm, as an object, by its name with options, or as a recipe's table."""
+
+
+def compare(
+    what: What,
+    algorithms: Sequence[str | Algorithm] | Mapping[str, Arm],
+    seeds: Iterable[int] = (0,),
+    *,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    on_round: Callable[[Job, Line], None] | None = None,
+    **more: Unpack[Settings],
+) -> Comparison:
+    """Run several algorithms over several seeds, each run in its own directory, and return the `Comparison`.
+
+    Runs with the same seed share data, first weights and clients, so they can be compared seed by seed. Interrupted,
+    the same call goes on where it was.
+
+    `what`: a task, or a recipe by name, path, table or as a `Recipe`. `algorithms`: `Algorithm`s, or names with options
+    ("fedldf:n=4"); in a mapping, by names of your own. The first one is what the others are compared with. `out`: the
+    directory, below `runs/` if not given. `on_round` is called with every round's job and history line. All else is a
+    setting by its name (`rounds=20, lr=0.1`), or by its place in a recipe (`settings={"evaluation.clients": 5}`).
+
+    >>> found = fedstrata.compare("quickstart", [fedavg(), fedadp()], seeds=range(5))  # doctest: +SKIP
+    >>> found.differences()  # doctest: +SKIP
+    """
+    arms = dict(algorithms) if isinstance(algorithms, Mapping) else _by_label(algorithms)
+    changes, where = (settings or {}), Path(data) if data is not None else None
+    comparison = begin_comparison(
+        what, arms, list(seeds), settings=changes, out=Path(out) if out is not None else None, data=where, **more
+    )
+    task = what if isinstance(what, Task) else None
+    with progress([job.recipe.training.rounds for job in comparison.jobs]) as bar:
+        for number, job in enumerate(comparison.jobs):
+            bar.begins(number, f"{job.algorithm}, seed {job.seed}")
+            for line in run_job(job, where, task):
+                bar.reaches(line["round"])
+                if on_round is not None:
+                    on_round(job, line)
+    write_results(comparison.path)
+    return comparison
+
+
+def _by_label(algorithms: Sequence[str | Algorithm]) -> dict[str, Arm]:
+    labels = [given if isinstance(given, str) else label(given) for given in algorithms]
+    if twice := next((name for name in labels if labels.count(name) > 1), None):
+        raise BadValue("algorithms", twice, "is there twice; give them as a mapping, with names of your own")
+    return dict(zip(labels, algorithms, strict=True))
+
+
+def label(algorithm: Algorithm) -> str:
+    """As the command line writes it: `fedldf:n=4`; of one without a name, its rules."""
+    table = to_table(algorithm)
+    if "name" in table:
+        return ":".join([table["name"], *(f"{key}={value}" for key, value in table.items() if key != "name")])
+    return "+".join(str(rule["name"]) for axis, rule in table.items() if axis in AXES)
 
 
 def begin_comparison(
-    recipe: str | Path | Mapping[str, Any],
-    algorithms: Sequence[str],
+    what: What,
+    algorithms: Sequence[str] | Mapping[str, Arm],
     seeds: Sequence[int],
     *,
-    settings: Sequence[str] = (),
+    settings: Iterable[str] | Mapping[str, Any] = (),
     out: Path | None = None,
     data: Path | None = None,
+    **more: Unpack[Settings],
 ) -> Comparison:
     """Check every run before the first one begins. The same request finds the same directory again."""
     for name, values in (("--algorithms", algorithms), ("--seeds", seeds)):
@@ -36,13 +100,15 @@ def begin_comparison(
             raise RecipeError(name, list(values), "names nothing to run")
         if len(set(values)) < len(values):
             raise RecipeError(name, list(values), "names the same one twice")
-    recipes = {(a, s): load(recipe, algorithm=a, settings=settings, seed=s) for a in algorithms for s in seeds}
+    arms = algorithms if isinstance(algorithms, Mapping) else {name: name for name in algorithms}
+    algorithms, changes = list(arms), as_changes(settings)
+    recipes = {(a, s): resolved(what, arm, more, changes, s)[0] for a, arm in arms.items() for s in seeds}
     first = recipes[algorithms[0], seeds[0]]
     request = {a: recipes[a, seeds[0]].essence() for a in algorithms}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
     jobs = tuple(Job(a, s, recipes[a, s], job_folder(path, a, s)) for s in seeds for a in algorithms)
-    task = build_experiment(first, data=data).task
+    task = build_experiment(first, what if isinstance(what, Task) else None, data).task
     for algorithm in algorithms:
         build_experiment(recipes[algorithm, seeds[0]], task).warn()
     _claim(path, first.name, digest, list(algorithms), list(seeds))
@@ -73,8 +139,8 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
         files.write("compare.json", (json.dumps(content) + "\n").encode())
 
 
-def run_job(job: Job, data: Path | None = None) -> Generator[Line, None, None]:
-    """Do what is left of a job, and yield its rounds; a finished one yields nothing."""
+def run_job(job: Job, data: Path | None = None, task: Task | None = None) -> Generator[Line, None, None]:
+    """Do what is left of a job, and yield its rounds; a finished one yields nothing. `task`: one built in Python."""
     Folder(job.path.parents[1]).folder("/".join(job.path.parts[-2:]))  # no link has come in between
     if (job.path / "run.json").exists():
         run = Run(job.path)
@@ -82,8 +148,8 @@ def run_job(job: Job, data: Path | None = None) -> Generator[Line, None, None]:
         if (found.seed, found.essence()) != (asked.seed, asked.essence()):
             raise RunDirectoryError(f"{job.path} was run with another recipe; choose another --out")
         if not run.finished():
-            yield from run_rounds(run, data=data)
+            yield from run_rounds(run, data=data, task=task)
         return
-    experiment = build_experiment(job.recipe, data=data)
+    experiment = build_experiment(job.recipe, task, data)
     experiment.require_data()
     yield from run_rounds(start_run(experiment, job.path), experiment)

@@ -5,16 +5,20 @@ Runs with the same seed share partition, initial weights and client sampling, so
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from fedstrata.core.errors import FedstrataError, RunDirectoryError
+from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
 from fedstrata.runs.files import Folder
 from fedstrata.runs.formats import COMPARISON_FORMAT, Request
 from fedstrata.runs.reader import Run
+from fedstrata.runs.statistics import paired_differences
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,31 @@ class Comparison:
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
     path: Path
+
+    @property
+    def runs(self) -> dict[tuple[str, int], Run]:
+        """Every run, by algorithm and seed."""
+        return {(job.algorithm, job.seed): Run(job.path) for job in self.jobs}
+
+    def outcomes(self) -> dict[tuple[str, int], Outcome]:
+        """What every run came to, by algorithm and seed."""
+        return {key: outcome(run) for key, run in self.runs.items()}
+
+    def differences(
+        self,
+        what: Literal["metric", "rounds_to_target", "upload", "upload_to_target"] = "metric",
+        baseline: str | None = None,
+    ) -> dict[str, list[float]]:
+        """Each algorithm's outcome minus the baseline's, seed by seed; the baseline is the first one if not given.
+
+        Infinite where only one of the two reached the target, NaN where neither did.
+        """
+        first = self.algorithms[0] if baseline is None else baseline
+        if first not in self.algorithms:
+            raise BadValue("baseline", baseline, f"is none of {', '.join(self.algorithms)}")
+        found = self.outcomes()
+        values = {a: [float(getattr(found[a, s], what) or 0.0) for s in self.seeds] for a in self.algorithms}
+        return {a: paired_differences(values[a], values[first]) for a in self.algorithms if a != first}
 
 
 def read_request(path: Path) -> Request:
@@ -58,15 +87,8 @@ def begun_runs(path: Path) -> list[tuple[str, int, Path]]:
 
 def read_comparison(path: Path) -> tuple[Comparison, list[str]]:
     """A comparison that was run before, as far as it got; and of each run that cannot be read, what is wrong."""
-    request, problems = read_request(path), []
-    finished: list[Job] = []
-    for algorithm, seed, at in begun_runs(path):
-        try:
-            run = Run(at)
-            if run.finished():
-                finished.append(Job(algorithm, seed, run.recipe, at))
-        except (FedstrataError, OSError) as error:
-            problems.append(str(error))
+    request = read_request(path)
+    finished, problems = _finished(path)
     wanted = set(request.algorithms)
     complete = {seed for seed in request.seeds if {job.algorithm for job in finished if job.seed == seed} == wanted}
     if not complete:
@@ -75,6 +97,19 @@ def read_comparison(path: Path) -> tuple[Comparison, list[str]]:
     seeds = tuple(seed for seed in request.seeds if seed in complete)
     jobs = tuple(job for job in finished if job.seed in complete)
     return Comparison(tuple(request.algorithms), seeds, jobs, path), problems
+
+
+def _finished(path: Path) -> tuple[list[Job], list[str]]:
+    """Every run of a comparison that is finished; and of each that cannot be read, what is wrong."""
+    finished, problems = list[Job](), list[str]()
+    for algorithm, seed, at in begun_runs(path):
+        try:
+            run = Run(at)
+            if run.finished():
+                finished.append(Job(algorithm, seed, run.recipe, at))
+        except (FedstrataError, OSError) as error:
+            problems.append(str(error))
+    return finished, problems
 
 
 @dataclass(frozen=True)
@@ -106,23 +141,25 @@ def outcome(run: Run) -> Outcome:
     )
 
 
-def write_results(comparison: Comparison) -> Path:
-    """Every run's outcome as a table for other programs: results.csv."""
-    rows = ["algorithm,seed,metric,value,best,rounds,rounds_to_target,upload,upload_to_target"]
-    for job in comparison.jobs:
-        run = Run(job.path)
-        summary = run.summary()
-        values = [
-            job.algorithm,
-            job.seed,
-            run.metric.name,
-            summary[run.metric.name],
-            summary["best"],
-            summary["rounds"],
-            summary["rounds_to_target"],
-            summary["upload"],
-            summary["upload_to_target"],
-        ]
-        rows.append(",".join("" if value is None else str(value) for value in values))
-    Folder(comparison.path).write("results.csv", ("\n".join(rows) + "\n").encode())
-    return comparison.path / "results.csv"
+def result(job: Job) -> dict[str, Any]:
+    """What one run came to, as a line of results.csv."""
+    run = Run(job.path)
+    summary = run.summary()
+    return {
+        "algorithm": job.algorithm,
+        "seed": job.seed,
+        "metric": run.metric.name,
+        "value": summary[run.metric.name],
+        **{name: summary[name] for name in ("best", "rounds", "rounds_to_target", "upload", "upload_to_target")},
+    }
+
+
+def write_results(path: Path) -> Path:
+    """The outcome of every finished run of a comparison as a table for other programs: results.csv."""
+    rows = [result(job) for job in _finished(path)[0]]
+    content = io.StringIO()
+    writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    Folder(path).write("results.csv", content.getvalue().encode())
+    return path / "results.csv"

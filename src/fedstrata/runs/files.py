@@ -280,7 +280,7 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[int]:
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error.strerror}") from None
     try:
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + max(patience, _GLANCE)
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,8 +299,28 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[int]:
         os.close(handle)
 
 
+def in_use(directory: Path) -> bool:
+    """Whether a process works in a directory. Whoever only asks is in nobody's way for longer than a glance."""
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
 WHILE_WRITING = 30.0
 """Seconds to wait for a process that is between reading and writing."""
+
+_GLANCE = 0.1
+"""Seconds to wait for one that only asks whether a directory is in use."""
 
 
 def _owner(handle: int) -> str:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.errors import printable
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
+from fedstrata.runs.files import in_use
+from fedstrata.runs.findings import Finding, find
 from fedstrata.runs.formats import About, LayerRecord, Line
 from fedstrata.tasks.metric import Metric
 
@@ -74,6 +76,10 @@ class Run:
         lines = self.history() if history is None else history
         return bool(lines) and self.is_over(lines) and self.directory.last_checkpoint().round == lines[-1]["round"]
 
+    def running(self) -> bool:
+        """Whether a process works on it now."""
+        return in_use(self.path)
+
     def is_over(self, history: list[Line]) -> bool:
         """Whether the last of these rounds is the last of all: as many as asked for, or the target is reached."""
         done = history[-1]["round"] if history else 0
@@ -115,6 +121,12 @@ class Run:
             "upload_to_target": to_target,
             "weights_sha256": self.directory.last_checkpoint().weights_sha256,
         }
+
+    def findings(self, history: list[Line] | None = None) -> list[Finding]:
+        """What stands out: suspects and failures first, then whom and what the clients disagree about."""
+        lines = self.history() if history is None else history
+        record = self.layers if self.recipe.record.layers else None
+        return find(self.about, lines, record, self.recipe.training.batch_size)
 
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 

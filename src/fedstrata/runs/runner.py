@@ -9,26 +9,28 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from fedstrata.algorithms import to_table
 from fedstrata.clients import evaluation
-from fedstrata.clients.evaluation import Results, Unmeasured
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.record import RoundFailed, RoundRecord
+from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import Experiment, build_experiment
-from fedstrata.recipes.schema import Recipe, as_table, load
+from fedstrata.recipes.schema import Recipe
+from fedstrata.recipes.settings import Settings, What, resolved
 from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
+from fedstrata.runs.progress import progress
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state, make_directory, open_for_writing
 from fedstrata.tasks.config import PYTHON_TASK
@@ -103,28 +105,13 @@ def run_rounds(
         upload = past[-1]["upload_total"] if past else 0
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
         engine = stack.enter_context(open_engine(experiment) if engine is None else nullcontext(engine))
-        config, settings = experiment.recipe.evaluation, experiment.recipe.record
+        settings = experiment.recipe.record
         try:
-            for after, record in fit(whole, experiment.algorithm, engine, experiment.plan):
-                started = time.perf_counter()
-                metrics: Results = {}
-                unmeasured: Unmeasured = []
-                if record.round % config.every == 0 or record.round == experiment.recipe.training.rounds:
-                    metrics, unmeasured = evaluation.evaluate(
-                        engine,
-                        experiment.task,
-                        after.model,
-                        config.on,
-                        record.round,
-                        experiment.recipe.seed,
-                        config.clients,
-                        record.attempt,
-                    )
+            for after, record in evaluated_rounds(whole, experiment, engine):
                 upload += record.ledger.upload
-                seconds = record.seconds + time.perf_counter() - started
                 if settings.layers:
                     writer.store_layers(record)
-                line = writer.append_history(_line(record, experiment.layers, metrics, unmeasured, upload, seconds))
+                line = writer.append_history(_line(record, experiment.layers, upload))
                 whole = after
                 over = run.is_over([line])
                 if over or record.round % settings.checkpoint_every == 0:
@@ -134,8 +121,7 @@ def run_rounds(
                 if over:
                     return
         except RoundFailed as failed:
-            seconds = failed.record.seconds
-            writer.append_failure(_line(failed.record, experiment.layers, {}, [], upload, seconds))
+            writer.append_failure(_line(failed.record, experiment.layers, upload))
             raise
         finally:  # Ctrl-C loses no whole round: neither between two checkpoints nor once its line is written
             if after.round > whole.round and len(writer.history()) == after.round:
@@ -144,31 +130,64 @@ def run_rounds(
                 writer.store_checkpoint(whole)
 
 
+def evaluated_rounds(
+    state: ServerState, experiment: Experiment, engine: Engine
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """The rounds that are left, evaluated as the recipe says."""
+    recipe, config = experiment.recipe, experiment.recipe.evaluation
+    for after, record in fit(state, experiment.algorithm, engine, experiment.plan):
+        if record.round % config.every == 0 or record.round == recipe.training.rounds:
+            started = time.perf_counter()
+            metrics, unmeasured = evaluation.evaluate(
+                engine,
+                experiment.task,
+                after.model,
+                config.on,
+                record.round,
+                recipe.seed,
+                config.clients,
+                record.attempt,
+            )
+            seconds = record.seconds + time.perf_counter() - started
+            record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), seconds=seconds)
+        yield after, record
+
+
 def run(
-    recipe: str | Path | Mapping[str, Any] | Recipe = "quickstart",
+    what: What = "quickstart",
+    algorithm: str | Mapping[str, Any] | Algorithm | None = None,
     *,
     task: Task | None = None,
-    algorithm: str | Mapping[str, Any] | Algorithm | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     seed: int | None = None,
     out: str | Path | None = None,
     data: str | Path | None = None,
     on_round: Callable[[Line], None] | None = None,
+    **more: Unpack[Settings],
 ) -> Run:
-    """Run a recipe to its end, by name, path, table or as a Recipe, or your own Task, and return the Run."""
-    table = recipe.to_table() if isinstance(recipe, Recipe) else as_table(recipe)
-    if isinstance(algorithm, Algorithm):
-        if not table.get("layers"):  # the recipe's own grouping comes first
-            settings = {"layers.grouping": algorithm.grouping, **_as_mapping(settings)}
-        algorithm = to_table(algorithm)
-    if task is not None:
-        settings = {"task.function": PYTHON_TASK, **_as_mapping(settings)}
-    recipe = load(table, algorithm=algorithm, settings=settings, seed=seed)
-    new, experiment = create_run(recipe, out, task=task, data=Path(data) if data is not None else None)
-    for line in run_rounds(new, experiment):
-        if on_round is not None:
-            on_round(line)
+    """Run an experiment to its end, with a directory that can be resumed, and return the `Run`.
+
+    `what`: a task, or a recipe by name, path, table or as a `Recipe`; `task` replaces a recipe's own. `algorithm`: an
+    `Algorithm`, or its name with options ("fedldf:n=4"). `out`: the directory to make, below `runs/` if not given.
+    `data`: where data sets are. `on_round` is called with every round's history line. All else is a setting by its name
+    (`rounds=20, lr=0.1`), or by its place in a recipe (`settings={"evaluation.clients": 5}`).
+
+    >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
+    """
+    recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
+    where = Path(data) if data is not None else None
+    new, experiment = create_run(recipe, out, task=given if task is None else task, data=where)
+    _follow(new, run_rounds(new, experiment), on_round)
     return new
+
+
+def _follow(run: Run, lines: Iterable[Line], on_round: Callable[[Line], None] | None) -> None:
+    with progress([run.recipe.training.rounds]) as bar:
+        bar.begins(0, f"{run.recipe.label}, seed {run.recipe.seed}")
+        for line in lines:
+            bar.reaches(line["round"])
+            if on_round is not None:
+                on_round(line)
 
 
 def resume(
@@ -185,9 +204,8 @@ def resume(
     With another torch, NumPy or CPU than before, the log says so and `run.json` records it; if `strict`, it is refused.
     """
     old = reopen(path, settings, strict)
-    for line in run_rounds(old, strict=strict, task=task, data=Path(data) if data is not None else None):
-        if on_round is not None:
-            on_round(line)
+    where = Path(data) if data is not None else None
+    _follow(old, run_rounds(old, strict=strict, task=task, data=where), on_round)
     return old
 
 
@@ -196,7 +214,7 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), s
     old = Run(path)
     old.directory.require_resumable(strict)
     old.announce_imports()
-    changes = _as_mapping(settings)
+    changes = as_changes(settings)
     if not changes:
         return old
     with open_for_writing(old.path) as writer:
@@ -215,7 +233,8 @@ def reopen(path: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), s
     return old
 
 
-def _as_mapping(settings: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+def as_changes(settings: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted keys, also from texts like `training.rounds=5`."""
     return dict(settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings))
 
 
@@ -231,17 +250,11 @@ def default_directory(recipe: Recipe) -> Path:
     return path
 
 
-def _line(
-    record: RoundRecord,
-    layers: Layers,
-    metrics: Results,
-    unmeasured: Unmeasured,
-    upload_total: int,
-    seconds: float,
-) -> dict[str, Any]:
+def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, Any]:
     """A round as its history line is stored."""
-    ledger = record.ledger
-    evaluated = metrics.get("clients", {}).get("clients", 0.0) + len(unmeasured)
+    ledger, metrics = record.ledger, record.metrics
+    logged = {name: _finite(record.mean(told)) for name, told in record.logged.items()}
+    evaluated = metrics.get("clients", {}).get("clients", 0.0) + len(record.unmeasured)
     return {
         "round": record.round,
         "attempt": record.attempt,
@@ -250,13 +263,9 @@ def _line(
         "lost": [_told(client, why) for client, why in record.lost],
         "earlier": [{"attempt": attempt, **_told(client, why)} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
-        **(
-            {"logged": {name: _finite(record.mean(told)) for name, told in record.logged.items()}}
-            if record.logged
-            else {}
-        ),
+        **({"logged": logged} if logged else {}),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in metrics.items()},
-        "unmeasured": [_told(client, why) for client, why in unmeasured],
+        "unmeasured": [_told(client, why) for client, why in record.unmeasured],
         "bytes": {
             "up": ledger.up.tolist(),
             "down": ledger.down.tolist(),
@@ -268,7 +277,7 @@ def _line(
         "upload": ledger.upload,
         "download": ledger.download,
         "upload_total": upload_total,
-        "seconds": round(seconds, 4),
+        "seconds": round(record.seconds, 4),
     }
 
 

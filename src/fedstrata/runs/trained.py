@@ -7,7 +7,6 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedstrata.clients.modules import is_whole
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.runs.directory import RunDirectory
@@ -19,16 +18,17 @@ from fedstrata.tasks.task import Task
 def trained_model(directory: RunDirectory, task: Task | None = None, data: Path | None = None) -> nn.Module:
     """The recipe's model with the weights of the last checkpoint."""
     experiment = build_experiment(directory.recipe, task, data)
-    model = experiment.build()
-    experiment.layers.load(model, last_state(directory, experiment.layers).model)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if is_whole(tensor):  # and not a part of another
-            tensor.data = tensor.data.contiguous()  # as files and `view` want it
-    return model.eval()
+    return experiment.module(last_state(directory, experiment.layers))
 
 
 def write_model(directory: RunDirectory, path: Path, task: Task | None = None, data: Path | None = None) -> None:
     """Write its whole state dict as safetensors, where there is nothing yet."""
+    if path.suffix not in ("", ".safetensors"):
+        name, module = path.with_suffix(".safetensors"), f"fedstrata.Run({str(directory.path)!r}).model()"
+        what = f"the model is written as safetensors: name it {name}"
+        if path.suffix in (".pt", ".pth", ".bin"):
+            what += f", or in Python torch.save({module}.state_dict(), {str(path)!r})"
+        raise RunDirectoryError(f"{path}: {what}")
     if path.exists():
         raise RunDirectoryError(f"{path} exists; it is not overwritten")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,10 +21,10 @@ import torch
 from safetensors.numpy import save
 
 from fedstrata.core import determinism
-from fedstrata.core.aggregation import ServerState
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.core.layers import Layers
 from fedstrata.core.record import RoundRecord
+from fedstrata.core.state import ServerState
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import environment, formats
 from fedstrata.runs.directory import RunDirectory, digest, round_file, sha256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstrata.selections.everything import Everything
+from fedstrata.core.axes import Everything
 from fedstrata.selections.fedldf import FedLDF
 from fedstrata.selections.neuron_pruning import NeuronPruning
 from fedstrata.selections.random_clients import RandomClients

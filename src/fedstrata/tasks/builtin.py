@@ -16,22 +16,24 @@ from fedstrata.core import rng
 from fedstrata.core.errors import MISSING, BadValue, DataError, FedstrataError, RecipeError
 from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
+from fedstrata.tasks.augment import augmented
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
 from fedstrata.tasks.partitions import Partition, held_out_sizes, split
-from fedstrata.tasks.task import Samples, Task, as_data
+from fedstrata.tasks.task import Data, Samples, Task, as_data, rows_of
+from fedstrata.tasks.whole import Whole
 
 
 @dataclass(frozen=True)
-class ClientShards(Sequence[Samples]):
+class ClientShards(Sequence[Data]):
     """Every client's part of one data set, made when asked for: a hundred thousand clients cost nothing.
 
     With a `held_out` share, each client's own samples are split, at random and for good, into a part to train on and
     a part to be evaluated on; `part` says which one this is.
     """
 
-    whole: Samples
+    whole: Data
     partition: Partition
     seed: int = 0
     held_out: float = 0.0
@@ -40,12 +42,12 @@ class ClientShards(Sequence[Samples]):
     def __len__(self) -> int:
         return len(self.partition)
 
-    def __getitem__(self, client: int) -> Samples:  # type: ignore[override]
+    def __getitem__(self, client: int) -> Data:  # type: ignore[override]
         rows = self.partition[client]
         if self.held_out:
             train, held_out = split(rows, self.held_out, self.seed, client)
             rows = held_out if self.part == "held_out" else train
-        return Samples(self.whole.inputs, self.whole.targets, rows)
+        return rows_of(self.whole, rows)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -63,25 +65,31 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
         return _users_task(config, seed)
     if config.nodes is not None:
         return _task_of_nodes(config.model, config.nodes)
-    train, test, class_names, source = _load(config, seed, data)
-    evaluation: dict[str, Any] = {"test": test}
-    labels = train.targets.numpy()
+    whole = _load(config, seed, data)
+    train, labels = whole.train, whole.labels
+    evaluation: dict[str, Any] = {} if whole.test is None else {"test": whole.test}
     rows = np.arange(len(labels))
     if config.validation:
         if config.validation >= len(rows):
             raise RecipeError("task.validation", config.validation, f"must be below the {len(rows)} training samples")
         rows = rng.generator(seed, "validation").permutation(rows)
-        evaluation["validation"] = Samples(train.inputs, train.targets, rows[: config.validation])
+        evaluation["validation"] = rows_of(train, rows[: config.validation])
         rows = np.sort(rows[config.validation :])
-    partition = _partition(config, labels[rows], seed)
+    if whole.owners is None:
+        partition = _partition(config, labels[rows], seed)
+    else:
+        partition = Partition.from_owners(np.arange(len(rows)), whole.owners[rows], len(whole.client_names))
     partition = Partition(rows[partition.indices], partition.offsets)
-    evaluation["train"] = Samples(train.inputs, train.targets, partition.indices)
-    notes: dict[str, Any] = {"dataset": config.dataset, "source": source}
+    evaluation["train"] = rows_of(train, partition.indices)
+    notes: dict[str, Any] = {"dataset": config.dataset, "source": whole.source}
     if labels.ndim == 1 and not np.issubdtype(labels.dtype, np.floating):
-        notes |= {"class_names": list(class_names), "table": partition.table(labels, len(class_names)).tolist()}
+        table = partition.table(labels, len(whole.class_names))
+        notes |= {"class_names": list(whole.class_names), "table": table.tolist()}
+    if whole.client_names:
+        notes["client_names"] = list(whole.client_names)
     return Task(
-        model=_model_factory(config.model, tuple(train.inputs.shape[1:]), len(class_names)),
-        clients=ClientShards(train, partition, seed, held_out, "train"),
+        model=_model_factory(config.model, whole.shape, len(whole.class_names)),
+        clients=ClientShards(augmented(train, config.augment, whole.shape), partition, seed, held_out, "train"),
         held_out=ClientShards(train, partition, seed, held_out, "held_out") if held_out else None,
         evaluation=evaluation,
         name=config.dataset,
@@ -124,7 +132,7 @@ def _users_task(config: TaskConfig, seed: int) -> Task:
     return task
 
 
-def _load(config: TaskConfig, seed: int, data: Path | None) -> tuple[Samples, Samples, Sequence[str], str]:
+def _load(config: TaskConfig, seed: int, data: Path | None) -> Whole:
     if ":" in config.dataset:
         try:
             with rng.global_scope(seed, "task"):
@@ -139,14 +147,18 @@ def _load(config: TaskConfig, seed: int, data: Path | None) -> tuple[Samples, Sa
             raise RecipeError("task.dataset", config.dataset, "must give tensors; use task.function for a Dataset")
         integer = not train.targets.is_floating_point() and train.targets.ndim == 1
         classes = int(train.targets.max()) + 1 if integer else 1
-        return train, test, [str(c) for c in range(classes)], config.dataset
+        return _in_memory(train, test, [str(c) for c in range(classes)], config.dataset)
     if config.dataset not in datasets.NAMES:
         raise RecipeError("task.dataset", config.dataset, f"unknown; there are: {', '.join(datasets.NAMES)}")
     loaded = datasets.load(config.dataset, data)
     scale = _scaling(loaded.train_images, config.inputs)
     train = Samples(scale(loaded.train_images), loaded.train_labels)
     test = Samples(scale(loaded.test_images), loaded.test_labels)
-    return train, test, loaded.class_names, loaded.source
+    return _in_memory(train, test, loaded.class_names, loaded.source)
+
+
+def _in_memory(train: Samples, test: Samples, class_names: Sequence[str], source: str) -> Whole:
+    return Whole(train, train.targets.numpy(), tuple(train.inputs.shape[1:]), class_names, source, test)
 
 
 def _scaling(images: Tensor, inputs: str) -> Callable[[Tensor], Tensor]:

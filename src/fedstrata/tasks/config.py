@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedstrata.core.errors import require
+from fedstrata.tasks.augment import AUGMENTATIONS
 from fedstrata.tasks.partitions import build_partition
 
 PYTHON_TASK = "python"
@@ -81,6 +82,9 @@ class TaskConfig(BaseModel):
         default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
     )
     nodes: NodesConfig | None = Field(None, description="what the clients' own data looks like, for dataset = nodes")
+    augment: list[str] | None = Field(
+        None, description="crop, flip, module:function: how images are changed at random in training"
+    )
     model: Options = Field(default_factory=lambda: {"name": "cnn"}, description="a name and its options")
     function: str | None = Field(None, description="module:function that builds the whole Task, instead of the above")
     options: Options = Field(default_factory=dict, description="arguments of that function")
@@ -94,6 +98,8 @@ class TaskConfig(BaseModel):
     def _check(self) -> TaskConfig:
         if self.function is not None:
             return self
+        for name in self.augment or ():
+            require(name in AUGMENTATIONS or ":" in name, "augment", name, f"is none of {', '.join(AUGMENTATIONS)}")
         require((self.dataset == NODES) == (self.nodes is not None), "nodes", self.nodes, "goes with dataset = 'nodes'")
         if self.nodes is not None:
             require(self.validation == 0, "validation", self.validation, "the server has no data of dataset = 'nodes'")

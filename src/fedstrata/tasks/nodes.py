@@ -18,10 +18,11 @@ from torch import Tensor
 from fedstrata.core import rng
 from fedstrata.core.errors import DataError, FedstrataError, RecipeError
 from fedstrata.registry import import_object
+from fedstrata.tasks.augment import augmented
 from fedstrata.tasks.config import NodesConfig
 from fedstrata.tasks.folders import read_folder
 from fedstrata.tasks.partitions import split
-from fedstrata.tasks.task import Data, Samples, Task, as_data
+from fedstrata.tasks.task import Data, Samples, Task, as_data, rows_of
 
 
 @dataclass(frozen=True)
@@ -61,22 +62,15 @@ class OwnData(Sequence[Any]):
         return self.own
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Some samples of a user's data set."""
-
-    whole: Data
-    rows: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Gather by index."""
-        return self.whole.batch(self.rows[indices])
-
-
-def own_task(task: Task, config: NodesConfig, data: str | None, client: int, held_out: float, seed: int) -> Task:
+def own_task(
+    task: Task,
+    config: NodesConfig,
+    data: str | None,
+    client: int,
+    held_out: float,
+    seed: int,
+    augment: Sequence[str] | None = None,
+) -> Task:
     """The recipe's task as a node has it: with the data that `data`, of its own configuration, names."""
     if client >= config.clients:
         raise RecipeError("partition-id", client, f"the recipe has {config.clients} clients, from 0")
@@ -84,12 +78,8 @@ def own_task(task: Task, config: NodesConfig, data: str | None, client: int, hel
     if len(whole) < 2:
         problem = f"has {len(whole)} samples; one to train on and one to be evaluated on are needed"
         raise RecipeError("data", data, problem)
-    parts = split(np.arange(len(whole)), held_out, seed, client)
-    train, test = (
-        Samples(whole.inputs, whole.targets, rows) if isinstance(whole, Samples) else _Rows(whole, rows)
-        for rows in parts
-    )
-    clients = config.clients
+    train, test = (rows_of(whole, rows) for rows in split(np.arange(len(whole)), held_out, seed, client))
+    train, clients = augmented(train, augment, config.shape), config.clients
     return replace(task, clients=OwnData(client, train, clients), held_out=OwnData(client, test, clients))
 
 

@@ -130,6 +130,26 @@ class Batches:
         return batch[0], batch[1]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Some samples of a data set that makes its batches itself."""
+
+    whole: Data
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Gather by index."""
+        return self.whole.batch(self.rows[indices])
+
+
+def rows_of(whole: Data, rows: np.ndarray) -> Data:
+    """Some samples of a data set."""
+    return Samples(whole.inputs, whole.targets, rows) if isinstance(whole, Samples) else Rows(whole, rows)
+
+
 def _is_pair(found: object) -> bool:
     return isinstance(found, tuple | list) and len(found) == 2
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedstrata.core.axes import SampleSize
 from fedstrata.weightings.fedadp import FedAdp
 from fedstrata.weightings.fedlayerwise import FedLayerWise
-from fedstrata.weightings.sample_size import SampleSize
 from fedstrata.weightings.uniform import Uniform
 
 WEIGHTINGS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstrata.core.axes import State
+from fedstrata.core.axes import State, Weighting
 from fedstrata.core.lazy import torch
 from fedstrata.weightings.angles import Smoothing, check_alpha, importance, psi, smooth
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedLayerWise:
+class FedLayerWise(Weighting):
     """A client's layer counts more, the smaller its angle to the layer's mean update."""
 
     alpha: float = 5.0

@@ -5,23 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedstrata.core.axes import State
+from fedstrata.core.axes import State, Weighting
 from fedstrata.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.cohort import Cohort
-    from fedstrata.core.layers import Layers
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Weighting):
     """Each upload counts the same: w_kl = 1."""
-
-    def init(self, clients: int, layers: Layers) -> State:
-        """Nothing to remember."""
-        return {}
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
         """The same for every client and layer."""

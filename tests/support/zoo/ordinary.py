@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedstrata.tasks.models import resnet20, vit
 from tests.support.zoo.animals import (
     CLASSES,
     CROSS_ENTROPY,
@@ -211,3 +212,6 @@ add("MultiheadAttention", Attends, sequences)
 add("TransformerEncoderLayer", Transformer, sequences)
 add("GPT, tied, with an infinite mask", TinyGPT, texts, loss=of_every_word, metric=WORDS_RIGHT)
 add("residual net", Residual)
+add("ResNet-20", lambda: resnet20((2, 6, 6), CLASSES), images)
+add("ResNet-20, GroupNorm", lambda: resnet20((2, 6, 6), CLASSES, norm="group"), images)
+add("ViT", lambda: vit((2, 6, 6), CLASSES, patch=2, dim=8, depth=2, heads=2), images)

@@ -1,0 +1,11 @@
+"""What the server does with the aggregate. One rule a file; a new one is a file, a line here, and a test."""
+
+from __future__ import annotations
+
+from fedstrata.core.axes import Adopt
+
+SERVERS = {
+    "adopt": Adopt,
+}
+
+__all__ = ["SERVERS", "Adopt"]
