@@ -57,6 +57,10 @@ def is_error(found: Any) -> bool:
         lambda: fedstrata.Algorithm(private="head"),  # type: ignore[arg-type]
         lambda: fedstrata.LocalTraining(lr=0),
         lambda: fedstrata.fedprox(mu=0.3, objective=fedstrata.FedLap()),
+        lambda: fedstrata.fedprox(mu="high"),  # type: ignore[arg-type]
+        lambda: fedstrata.fedprox("high"),  # type: ignore[arg-type]
+        lambda: fedstrata.fedldf(nn=4),  # type: ignore[call-arg]
+        lambda: fedstrata.fedldf(wieghting=fedstrata.FedAdp()),  # type: ignore[call-arg]
     ],
 )
 def test_a_wrong_argument_is_one_kind_of_error(wrong: Callable[[], object]) -> None:
@@ -108,17 +112,30 @@ def test_the_defaults_are_fedavg() -> None:
 
 def test_the_types_refuse_what_is_wrong(tmp_path: Path) -> None:
     """mypy --strict, as an editor would."""
+    right = [
+        "from functools import partial",
+        "from fedstrata import Algorithm, FedLayerWise, fedldf, fedprox, models, partitions, tasks",
+        "fedldf(n=4)",
+        "fedprox(0.1, weighting=FedLayerWise(), private=['head.*'])",
+        "Algorithm(weighting=FedLayerWise())",
+        "task = tasks.mnist(partition=partitions.dirichlet(clients=100, alpha=0.1), model='cnn')",
+        "tasks.cifar10(model=partial(models.resnet20, norm='group'), augment=['crop', 'flip'], validation=100)",
+        "task.build(seed=1).sizes()",
+    ]
+    wrong = [
+        "fedldf(nn=4)",
+        "fedprox(mu='high')",
+        "fedprox(weighting=FedLayerWise)",
+        "tasks.mnist(validation='many')",
+        "tasks.mnist(partitoin=partitions.iid(3))",
+        "tasks.mnist(partition=3)",
+        "partitions.dirichlet(clients=3)",
+        "partitions.iid(clients='three')",
+        "models.resnet20((3, 32, 32), 10, norm='layer')",
+    ]
     source = tmp_path / "mine.py"
-    source.write_text(
-        "from fedstrata import Algorithm, FedLayerWise, fedldf, fedprox\n"
-        "fedldf(n=4)\n"
-        "fedprox(0.1, weighting=FedLayerWise(), private=['head.*'])\n"
-        "Algorithm(weighting=FedLayerWise())\n"
-        "fedldf(nn=4)\n"
-        'fedprox(mu="high")\n'
-        "fedprox(weighting=FedLayerWise)\n"
-    )
+    source.write_text("\n".join([*right, *wrong]))
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    wrong = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
-    assert wrong == [5, 6, 7], done.stdout
+    refused = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert refused == [len(right) + number for number in range(1, len(wrong) + 1)], done.stdout

@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+from functools import cache, wraps
+from typing import Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from fedstrata.combinations import COMBINATIONS
 from fedstrata.core.axes import Algorithm, Combination, Objective, Selection, ServerStep, Weighting
 from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.grouping import Grouping
-from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx
+from fedstrata.objectives import OBJECTIVES, AdaptiveMu, Ditto, FedBabu, FedDyn, FedLap, FedProx, FedRep, Moon, Scaffold
 from fedstrata.objectives.fedlap import Form, Refresh, Units
 from fedstrata.registry import build, check_type, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS, FedLDF, NeuronPruning, RandomClients, RandomLayers
-from fedstrata.servers import SERVERS
+from fedstrata.servers import SERVERS, FedDynStep
 from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, Uniform
 from fedstrata.weightings.angles import Smoothing
 
@@ -52,8 +52,25 @@ NAMED: dict[str, Callable[..., Algorithm]] = {}
 
 
 def _named(function: Named) -> Named:
-    NAMED[function.__name__] = function
-    return function
+    """Make it known by its name, and check its arguments where it is called."""
+
+    @wraps(function)
+    def checked(*given: Any, **named: Any) -> Algorithm:
+        known = _options(function)
+        for key, value in named.items():
+            if key not in known and key not in Axes.__annotations__:
+                hint = did_you_mean(key, [*known, *Axes.__annotations__])
+                raise BadValue(key, value, f"is no argument of {function.__name__}{hint}")
+        for key, value in [*zip(known, given, strict=False), *named.items()]:
+            if key in known:
+                try:
+                    check_type(key, value, known[key])
+                except RecipeError as error:
+                    raise BadValue(key, value, f"is wrong: {error.problem}") from None
+        return function(*given, **named)
+
+    NAMED[function.__name__] = checked
+    return cast(Named, checked)
 
 
 def _composed(replaced: Axes, **own: Any) -> Algorithm:
@@ -189,6 +206,104 @@ def fedlap(
     Uniform()
     """
     return _composed({"weighting": Uniform(), **axes}, objective=FedLap(q, form, units, refresh, through))
+
+
+@_named
+def fedper(**axes: Unpack[Axes]) -> Algorithm:
+    """FedPer (Arivazhagan et al., 2019): FedAvg whose last layer stays with each client.
+
+    >>> fedper().private
+    ('last',)
+    """
+    return _composed({"private": ("last",), **axes})
+
+
+@_named
+def lg_fedavg(**axes: Unpack[Axes]) -> Algorithm:
+    """LG-FedAvg (Liang et al., 2020): FedAvg of the last layer alone; each client has its own representation below it.
+
+    >>> lg_fedavg().private
+    ('!last',)
+    """
+    return _composed({"private": ("!last",), **axes})
+
+
+@_named
+def fedbn(**axes: Unpack[Axes]) -> Algorithm:
+    """FedBN (Li et al., ICLR 2021): FedAvg whose normalisations stay with each client; without any it is FedAvg.
+
+    >>> fedbn().private
+    ('norm',)
+    """
+    return _composed({"private": ("norm",), **axes})
+
+
+@_named
+def fedrep(head_epochs: int = 1, **axes: Unpack[Axes]) -> Algorithm:
+    """FedRep (Collins et al., ICML 2021): local epochs for a private last layer, then for all others, which are shared.
+
+    `head_epochs`: how many of `training.epochs` the last layer gets; the others have the rest.
+
+    >>> fedrep(head_epochs=4).objective
+    FedRep(head_epochs=4)
+    """
+    return _composed({"private": ("last",), **axes}, objective=FedRep(head_epochs))
+
+
+@_named
+def fedbabu(**axes: Unpack[Axes]) -> Algorithm:
+    """FedBABU (Oh et al., ICLR 2022): the last layer stays as it began; `evaluation.fine_tune` trains it to evaluate.
+
+    >>> fedbabu().private
+    ('last',)
+    """
+    return _composed({"private": ("last",), **axes}, objective=FedBabu())
+
+
+@_named
+def feddyn(alpha: float = 0.01, **axes: Unpack[Axes]) -> Algorithm:
+    """FedDyn (Acar et al., ICLR 2021): clients minimise F_k(w) − ⟨h_k, w⟩ + (α/2) ‖w − w_global‖².
+
+    `alpha`: the factor α > 0 of the proximal term, for clients and server.
+
+    >>> feddyn(alpha=0.1).server
+    FedDynStep(alpha=0.1)
+    """
+    return _composed({"weighting": Uniform(), **axes}, objective=FedDyn(alpha), server=FedDynStep(alpha))
+
+
+@_named
+def ditto(lam: float = 1.0, **axes: Unpack[Axes]) -> Algorithm:
+    """Ditto (Li et al., ICML 2021): FedAvg, and a model of each client's own that minimises F_k(v) + (λ/2) ‖v − w‖².
+
+    `lam`: the factor λ ≥ 0; with 0 the client's own is trained alone.
+
+    >>> ditto(lam=0.1).objective
+    Ditto(lam=0.1)
+    """
+    return _composed(axes, objective=Ditto(lam))
+
+
+@_named
+def moon(mu: float = 1.0, temperature: float = 0.5, **axes: Unpack[Axes]) -> Algorithm:
+    """MOON (Li et al., CVPR 2021): representations are drawn to the global model's, off the client's last.
+
+    `mu`: the factor of that loss. `temperature`: by what the cosines are divided.
+
+    >>> moon(mu=5.0).objective
+    Moon(mu=5.0, temperature=0.5)
+    """
+    return _composed(axes, objective=Moon(mu, temperature))
+
+
+@_named
+def scaffold(**axes: Unpack[Axes]) -> Algorithm:
+    """SCAFFOLD (Karimireddy et al., ICML 2020), option II: gradients are corrected by c − c_k, clients count the same.
+
+    >>> scaffold().objective
+    Scaffold()
+    """
+    return _composed({"weighting": Uniform(), **axes}, objective=Scaffold())
 
 
 def named(name: str, **options: Any) -> Algorithm:

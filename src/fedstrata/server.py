@@ -332,7 +332,7 @@ class Server:
         """What a saved state is good for."""
         kinds = [(name, str(self.packing.dtypes.get(name))) for name in self.packing.order]
         shapes = [(entry.name, entry.shape, layer.name) for layer in self.layers.layers for entry in layer.entries]
-        return sha256(repr((self.algorithm, self.seed, kinds, shapes)).encode()).hexdigest()
+        return sha256(repr((vars(self.algorithm), self.seed, kinds, shapes)).encode()).hexdigest()
 
 
 _DTYPES = {

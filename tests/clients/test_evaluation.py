@@ -163,7 +163,7 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
     with open_engine(setup) as engine:
         true = evaluate(engine, task, model, ["clients"], 1, 0)[0]["clients"]
         said: dict[int, dict[str, float] | None] = {0: {"loss": 1.0, "accuracy": math.nan}, 2: None, 3: {"loss": 1.0}}
-        figures, unmeasured = evaluate(Spoiled(engine, said), task, model, ["clients"], 1, 0)
+        figures, unmeasured, _ = evaluate(Spoiled(engine, said), task, model, ["clients"], 1, 0)
         assert unmeasured == [
             (0, Status("not finite", "accuracy")),
             (2, Status("no reply")),
@@ -173,11 +173,11 @@ def test_what_a_client_says_of_its_data_costs_nobody_else(blobs: Any) -> None:
         assert (found["clients"], found["failed"], found["samples"]) == (1, 3, 4)
         assert (found["loss"], found["accuracy"]) == pytest.approx(by_hand(setup.build(), blobs(4, 2)))
         assert true["failed"] == 0
-        figures, unmeasured = evaluate(Spoiled(engine, dict.fromkeys(range(4))), task, model, ["clients"], 1, 0)
+        figures, unmeasured, _ = evaluate(Spoiled(engine, dict.fromkeys(range(4))), task, model, ["clients"], 1, 0)
         assert [client for client, _ in unmeasured] == [0, 1, 2, 3]
         assert figures == {}
         # A model may be so far off on someone's data that its loss is no number; its accuracy counts.
-        figures, unmeasured = evaluate(
+        figures, unmeasured, _ = evaluate(
             Spoiled(engine, {0: {"loss": math.inf, "accuracy": 0.0}}), task, model, ["clients"], 1, 0
         )
         assert unmeasured == []
@@ -214,8 +214,8 @@ def test_a_sample_of_clients_that_all_fail_ends_nothing(blobs: Any) -> None:
     model = setup.first_state().model
     with open_engine(setup) as engine:
         found = [evaluate(engine, task, model, ["clients"], round, 0, clients=1) for round in range(1, 30)]
-        assert {bool(figures) for figures, _ in found} == {True, False}
-        for figures, unmeasured in found:
+        assert {bool(figures) for figures, *_ in found} == {True, False}
+        for figures, unmeasured, _ in found:
             assert [client for client, _ in unmeasured] == ([] if figures else [0])
 
 

@@ -148,6 +148,38 @@ def test_a_pull_by_hand() -> None:
     assert np.isnan(record.losses).all(), "none was logged"
 
 
+@pytest.mark.parametrize("name", ["feddyn", "ditto", "fedper", "fedrep", "fedbabu", "fedbn"])
+def test_what_clients_remember_and_what_is_private(name: str) -> None:
+    """A force, a second training, private layers, and epochs in which only some weights move: by `local` as by us."""
+    rule = algorithms.named(name)
+    the_same(rounds(with_function(plain, rule)), rounds(run(TASK, rule, TRAINING)))
+
+
+def test_a_force_is_in_the_penalty() -> None:
+    """FedDyn's second round, in which h is not zero: pulled, or as ⟨b, w⟩ + ½ Σ c (w − a)² in the loss."""
+
+    def added(model: nn.Module, data: Any, local: Local) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=local.lr, fused=True)
+        for inputs, targets in local.batches():
+            optimizer.zero_grad()
+            (F.cross_entropy(model(inputs), targets) + local.penalty()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    rule = algorithms.named("feddyn", alpha=0.3)
+    found, expected = with_function(added, rule), run(TASK, rule, TRAINING)
+    torch.testing.assert_close(found[0][-1].model, expected[0][-1].model, rtol=1e-9, atol=1e-12)
+
+
+def test_algorithms_that_a_training_function_cannot_serve(tmp_path: Path) -> None:
+    """SCAFFOLD has to know how far steps reach, and MOON has a loss of its own in the middle of a step."""
+    text = "scaffold needs to know how far a client's local steps reach"
+    with pytest.raises(RoundFailed, match=text):
+        with_function(plain, algorithms.named("scaffold"))
+    task = replace(TASK, train=plain, evaluation={"test": TASK.clients[0]})
+    with pytest.raises(RecipeError, match=r"algorithm.objective = 'Moon': has a loss of its own in every step"):
+        fedstrata.run(task, "moon", rounds=1, out=tmp_path / "moon")
+
+
 # --- what it is told, and what it tells -------------------------------------------------------------------------------
 
 

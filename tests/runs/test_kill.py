@@ -136,16 +136,25 @@ def small_task(samples: int = 6) -> Task:
 TASK = small_task()
 
 
-def table(**settings: Any) -> dict[str, Any]:
+ON_THE_SERVER: dict[str, Any] = {
+    "objective": {"name": "adaptive_mu", "mu0": 0.1},
+    "selection": {"name": "fedldf", "n": 2},
+    "weighting": {"name": "fedlayerwise"},
+}
+ON_CLIENTS: dict[str, Any] = {"name": "scaffold", "private": ["2.bias"], "selection": {"name": "fedldf", "n": 1}}
+"""Control variates and a private tensor, which clients remember; of some rounds nobody sends a layer, or only one."""
+
+RETRIED = {"clients_per_round": 2, "dropouts": 0.4, "min_replies": 1.0, "attempts": 30}
+"""Of three clients, so that versions of several rounds and attempts are in use."""
+
+
+def table(algorithm: dict[str, Any] = ON_THE_SERVER, **settings: Any) -> dict[str, Any]:
+    on = ["test", "clients"] if algorithm is ON_THE_SERVER else ["clients"]
     return {
         "name": "killed",
-        "algorithm": {
-            "objective": {"name": "adaptive_mu", "mu0": 0.1},
-            "selection": {"name": "fedldf", "n": 2},
-            "weighting": {"name": "fedlayerwise"},
-        },
+        "algorithm": algorithm,
         "training": {"rounds": 3, "batch_size": 4, "lr": 0.2} | settings.get("training", {}),
-        "evaluation": {"on": ["test", "clients"]},
+        "evaluation": {"on": on},
         "engine": {"workers": settings.get("workers", 1)},
         "record": {"checkpoint_every": settings.get("checkpoint_every", 1)},
     }
@@ -178,7 +187,7 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int, every: 
     expected = whole(tmp_path / "whole" / "run")
     (tmp_path / "count").mkdir()
     calls = calls_of(lambda: fedstrata.run(recipe, task=TASK, out=tmp_path / "count" / "run"), tmp_path / "count")
-    assert calls.count("replace") == 4 + 3 + (3 if checkpoint_every == 1 else 2)
+    assert calls.count("replace") == 4 + 2 * 3 + (3 if checkpoint_every == 1 else 2)
     assert calls.count("rename") == 1
     assert calls.count("unlink") == (2 if checkpoint_every == 1 else 1)
     never_born = 0
@@ -193,6 +202,26 @@ def test_killed_at_every_boundary(tmp_path: Path, checkpoint_every: int, every: 
     assert 0 < never_born < len(calls) // 2
 
 
+@pytest.mark.parametrize("checkpoint_every", [1, 3])
+def test_killed_where_clients_remember(tmp_path: Path, checkpoint_every: int, every: int) -> None:
+    """What is lost and made again is the same, although the first time has left versions of the same names behind."""
+    rounds = 4 if every > 1 else 7
+    recipe = table(ON_CLIENTS, checkpoint_every=checkpoint_every, training={"rounds": rounds} | RETRIED)
+    fedstrata.run(recipe, task=TASK, out=tmp_path / "whole" / "run")
+    expected = whole(tmp_path / "whole" / "run")
+    assert any(line["attempt"] > 0 for line in Run(tmp_path / "whole" / "run").history())
+    assert expected["packs"]
+    (tmp_path / "count").mkdir()
+    calls = calls_of(lambda: fedstrata.run(recipe, task=TASK, out=tmp_path / "count" / "run"), tmp_path / "count")
+    for at, when in deaths(calls)[:: 2 * every if every > 1 else 1]:
+        path = tmp_path / f"{at}-{when}" / "run"
+        path.parent.mkdir()
+        kill_at(partial(fedstrata.run, recipe, task=TASK, out=path), at, when, path.parent / "log")
+        go_on(path, recipe)
+        check_same(path, expected, (at, when, calls[at]))
+        shutil.rmtree(path.parent)
+
+
 @pytest.mark.parametrize("first", ["torn line", "no checkpoint", "no figures"])
 def test_killed_while_it_resumes(tmp_path: Path, first: str, every: int) -> None:
     """Killed, resumed and killed again at every boundary of that, and resumed."""
@@ -202,12 +231,12 @@ def test_killed_while_it_resumes(tmp_path: Path, first: str, every: int) -> None
     (tmp_path / "count").mkdir()
     calls = calls_of(lambda: fedstrata.run(recipe, task=TASK, out=tmp_path / "count" / "run"), tmp_path / "count")
     replaces = [at for at, name in enumerate(calls) if name == "replace"]
-    if first == "torn line":  # of round 2: its figures are the replace after those of creation and of round 1
-        at, when = next(at for at in range(replaces[4 + 2], len(calls)) if calls[at] == "write"), "torn"
+    if first == "torn line":  # of round 2: its figures are the replaces after those of creation and of round 1
+        at, when = next(at for at in range(replaces[4 + 3 + 1], len(calls)) if calls[at] == "write"), "torn"
     elif first == "no checkpoint":  # of round 3, with a history line and figures that must go
         at, when = replaces[-1], "before"
     else:
-        at, when = replaces[4 + 2], "before"
+        at, when = replaces[4 + 3], "before"
     broken = tmp_path / "broken" / "run"
     broken.parent.mkdir()
     kill_at(lambda: fedstrata.run(recipe, task=TASK, out=broken), at, when, tmp_path / "log")

@@ -118,7 +118,7 @@ def prepare(
     """Everything a run needs."""
     build = partial(build_model, task, seed, dtype)
     model = build()
-    layers = Layers.of(model, algorithm.grouping if grouping is None else grouping)
+    layers = Layers.of(model, algorithm.grouping if grouping is None else grouping, algorithm.private)
     setup = Setup(task, layers, algorithm.objective, algorithm.selection, training.local, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
     is_own = task.train is not None

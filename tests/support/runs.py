@@ -64,6 +64,10 @@ def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = Tr
                 metadata,
                 {n: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for n, t in tensors.items()},
             )
+    for kind, name in (("packs", "memory"), ("each client", "clients")):
+        if (folder / name).is_dir():
+            files = {file.name: checkpoint_content(file)[1] for file in sorted((folder / name).iterdir())}
+            content[kind] = {f: {n: t.numpy().tobytes() for n, t in of.items()} for f, of in files.items()}
     if recipe:
         content["recipe"] = (folder / "recipe.toml").read_text(encoding="utf-8")
     content["files"] = sorted(entry.name for entry in folder.iterdir() if checkpoints or entry.name != "checkpoints")

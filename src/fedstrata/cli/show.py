@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedstrata.cli.compare import show_comparison
 from fedstrata.cli.options import Data, Seed, Settings
+from fedstrata.cli.probe import print_probe
 from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import partition_table
 from fedstrata.cli.terminal import Console, say
@@ -66,6 +67,7 @@ def show_command(directory: RunDir) -> None:
         console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
     _print_findings(console, run, history)
     console.print(_layer_table(run, history))
+    _print_probes(console, run)
     lost = [(line["round"], who) for line in history for who in line["lost"]]
     unmeasured = [(line["round"], who) for line in history for who in line["unmeasured"]]
     _print_lost(console, "lost replies", lost)
@@ -100,6 +102,21 @@ def _print_findings(console: Console, run: Run, history: list[Line]) -> None:
             console.print(f"  {finding.sentence}", style="yellow" if kind == "client_suspect" else None, soft_wrap=True)
         if len(told) > _MOST_TOLD:
             console.print(f"  and {len(told) - _MOST_TOLD} more ({kind})")
+
+
+def _print_probes(console: Console, run: Run) -> None:
+    """Who harmed in the last of the rounds that were probed."""
+    try:
+        rounds = run.probes()
+        if not rounds:
+            return
+        last = run.probe(rounds[-1])
+    except (FedstrataError, OSError) as error:
+        console.print(f"who harmed is not known: {error}", soft_wrap=True)
+        return
+    print_probe(console, last)
+    if len(rounds) > 1:
+        console.print(f"also probed: {', '.join(map(str, rounds[:-1]))}", soft_wrap=True)
 
 
 _MOST_TOLD = 5
@@ -331,9 +348,8 @@ def _runs() -> Table:
             run = Run(info.parent)
             history = run.history()
             summary = run.summary(history)
-            state = "running" if run.running() else "finished" if run.finished(history) else "not finished"
             rounds = f"{summary['rounds']}/{run.recipe.training.rounds}"
-            row = (rounds, number(summary["best"]), size(summary["upload"]), state)
+            row = (rounds, number(summary["best"]), size(summary["upload"]), run.state(history))
         except (FedstrataError, OSError) as error:  # one that somebody damaged hides no other
             row = ("", "", "", str(error))
         table.add_row(str(info.parent), *row)

@@ -18,13 +18,23 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.rnn import PackedSequence
 
 from fedstrata.clients.local import Local, ProximalTerm, Schedule, draw_schedule
+from fedstrata.clients.memory import First
 from fedstrata.clients.modules import CleanModule, same_bits
 from fedstrata.clients.perceptron import PerceptronSteps, as_perceptron
-from fedstrata.clients.training import Setup, own_copy, train
+from fedstrata.clients.training import Comparison, Setup, own_copy, train
 from fedstrata.core import rng
-from fedstrata.core.axes import SelectsAfterScores, SelectsOnClient
+from fedstrata.core.axes import (
+    Compares,
+    MovesSome,
+    Plain,
+    Remembers,
+    SelectsAfterScores,
+    SelectsOnClient,
+    TrainsTwice,
+)
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import DataError, ModelError
+from fedstrata.core.memory import OWN, Version, merged
 from fedstrata.core.messages import SCORE_DTYPE, Answer, Order, Reply, keep_layers, keep_units, layers_with_units
 from fedstrata.core.status import Status
 from fedstrata.tasks.nests import joined, leaves
@@ -50,6 +60,10 @@ class Kept:
     attempt: int
     size: int
     update: Tensor
+    memory: Version | None = None
+    """The client's, if no layer is sent …"""
+    candidate: Version | None = None
+    """… and if all are."""
 
 
 class Client:
@@ -58,11 +72,14 @@ class Client:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.device = torch.device(setup.device)
-        self._module = CleanModule(lambda: setup.build().to(self.device), setup.layers)
-        network = as_perceptron(self._module.model, setup.layers, setup.task.loss)
-        training, is_own = setup.training, setup.task.train is not None
-        others = is_own or training.names_an_optimizer or training.clips or setup.objective.differentiable
-        self._network = network if setup.device == "cpu" and not others else None
+        whole = setup.layers.whole
+        self._module = CleanModule(lambda: setup.build().to(self.device), whole)
+        self._first = First.of(setup, self._module.model)
+        network = as_perceptron(self._module.model, whole, setup.task.loss)
+        is_special = setup.objective.differentiable or isinstance(setup.objective, MovesSome | Compares)
+        is_special |= setup.task.train is not None or setup.training.names_an_optimizer or setup.training.clips
+        by_kernel = setup.device == "cpu" and not is_special
+        self._network = network if by_kernel else None
         self._layout_is_known = not self._module.layout_matters
         self._has_rehearsed = False
         self._read_twice: set[int] = set()
@@ -108,50 +125,99 @@ class Client:
     def _train(self, order: Order, data: Data, buffer: Tensor | None, by_kernel: bool = False) -> Reply:
         assert order.model is not None
         schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed)
-        flat, metrics, stiffness = self._trained(order, data, schedule, by_kernel)
-        update = self._difference(flat, order.model.to(self.device))
-        return self._reply(order, len(data), self._kept_in(buffer, update), metrics, stiffness)
+        memory = self._first.checked(order)
+        flat, metrics, stiffness = self._trained(order, data, schedule, memory, by_kernel)
+        numel = self.setup.layers.numel
+        update = self._kept_in(buffer, self._difference(flat[:numel], order.model.to(self.device)))
+        remembered = None
+        if self._first.memory:
+            second = self._second(order, data, schedule, memory, by_kernel)
+            steps = int(metrics.get("steps", len(schedule)))
+            remembered = self._first.after(order, memory, update, flat[numel:], second, steps)
+        return self._reply(order, len(data), update, metrics, stiffness, remembered)
 
     def _trained(
-        self, order: Order, data: Data, schedule: Schedule, by_kernel: bool = False
+        self, order: Order, data: Data, schedule: Schedule, memory: Version, by_kernel: bool = False
     ) -> tuple[Tensor, Mapping[str, float], Tensor | None]:
         """The weights after the schedule's steps, what was measured on the way, and the stiffness in the end."""
-        assert order.model is not None
-        setup, anchor = self.setup, order.model.to(self.device)
-        flat = anchor.clone()
+        start = self._first.whole(order, memory).to(self.device)
+        return self._trained_from(start, start, self.setup, order, data, schedule, memory, by_kernel)
+
+    def _second(self, order: Order, data: Data, schedule: Schedule, memory: Version, by_kernel: bool) -> Tensor | None:
+        """Where a second training comes, on the same batches, from what the client has of its own."""
+        objective = self.setup.objective
+        if not isinstance(objective, TrainsTwice):
+            return None
+        setup, anchor = replace(self.setup, objective=objective.second()), self._first.whole(order, memory)
+        start, anchor = memory[OWN].to(self.device), anchor.to(self.device)
+        return self._trained_from(start, anchor, setup, order, data, schedule, memory, by_kernel)[0]
+
+    def _trained_from(
+        self,
+        start: Tensor,
+        anchor: Tensor,
+        setup: Setup,
+        order: Order,
+        data: Data,
+        schedule: Schedule,
+        memory: Version,
+        by_kernel: bool,
+    ) -> tuple[Tensor, Mapping[str, float], Tensor | None]:
+        flat = start.clone()
         if by_kernel:
             assert self._network is not None
             assert isinstance(data, Samples)
             with torch.no_grad():
-                steps = PerceptronSteps(setup, self._network, data, schedule, flat, order.round)
-                local = self._local(order, data, schedule, steps.weights, anchor)
+                steps = PerceptronSteps(setup, self._network, data, schedule, flat, order.round, anchor)
+                local = self._local(setup, order, data, schedule, steps.weights, anchor, memory)
                 for step in local.each_step():
                     steps.take(step, local.term)
-                metrics = {"loss": steps.loss()}
+                return flat, {"loss": steps.loss()}, local.stiffness() if setup.record else None
+        model = self._module.fresh(start)
+        weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        model.train()
+        local = self._local(setup, order, data, schedule, weights, anchor, memory)
+        if setup.task.train is None:
+            compare = None
+            if isinstance(setup.objective, Compares):
+                compare = Comparison(setup, model, anchor, memory[OWN].to(self.device))
+            train(setup, model, local, compare)
+            metrics = local.metrics
         else:
-            model = self._module.fresh(anchor)
-            weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-            model.train()
-            local = self._local(order, data, schedule, weights, anchor)
-            if setup.task.train is None:
-                train(setup, model, local)
-                metrics = local.metrics
-            else:
-                own_copy(setup.task.train)(model, setup.task.clients[order.client], local)
-                local.require_pulled()
-                metrics = {**local.metrics, "steps": local.steps_taken}
-            self._module.read(flat)
+            own_copy(setup.task.train)(model, setup.task.clients[order.client], local)
+            local.require_pulled()
+            metrics = {**local.metrics, "steps": local.steps_taken}
+        self._module.read(flat)
         return flat, metrics, local.stiffness() if setup.record else None
 
     def _local(
-        self, order: Order, data: Data, schedule: Schedule, weights: Mapping[str, Tensor], anchor: Tensor
+        self,
+        setup: Setup,
+        order: Order,
+        data: Data,
+        schedule: Schedule,
+        weights: Mapping[str, Tensor],
+        anchor: Tensor,
+        memory: Version,
     ) -> Local:
-        setup = self.setup
-        anchors = setup.layers.views(anchor, trainable_only=True)
+        """What a loop is told: `weights` are all that it may move."""
+        layers, objective, force = setup.layers, setup.objective, None
+        if isinstance(objective, Remembers):
+            force = objective.force(memory, order.objective_state, layers)
+        term = ProximalTerm(
+            objective,
+            order.objective_state,
+            layers,
+            # nothing holds private layers back: there are no global ones
+            {name: w for name, w in weights.items() if name in layers.entries} if layers.private else weights,
+            layers.views(anchor[: layers.numel], trainable_only=True),
+            force=None if force is None else force.to(anchor.device),
+        )
         return Local(
             order,
             setup.training,
-            ProximalTerm(setup.objective, order.objective_state, setup.layers, weights, anchors),
+            term,
+            weights,
             seed=setup.seed,
             device=setup.device,
             data=data,
@@ -178,25 +244,35 @@ class Client:
         return update.cpu() if buffer is None else buffer.copy_(update)
 
     def _reply(
-        self, order: Order, size: int, update: Tensor, metrics: Mapping[str, float], stiffness: Tensor | None
+        self,
+        order: Order,
+        size: int,
+        update: Tensor,
+        metrics: Mapping[str, float],
+        stiffness: Tensor | None,
+        remembered: tuple[Version, Version] | None,
     ) -> Reply:
-        """The update, as far as it was asked for."""
+        """The update, as far as it was asked for; `remembered` is what will be if nothing is sent, and if all is."""
         self._forget_other_rounds(order)
         setup, layers = self.setup, self.setup.layers
         reply = Reply(size=size, metrics=metrics, stiffness=stiffness)
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
-            self.kept[order.client] = Kept(order.round, order.attempt, size, update)
+            self.kept[order.client] = Kept(order.round, order.attempt, size, update, *(remembered or ()))
             scores = setup.selection.score(update, layers).to(SCORE_DTYPE)
-            return replace(reply, scores=scores)
+            memory, candidate = remembered or (None, None)
+            return replace(reply, scores=scores, memory=memory, candidate=candidate)
         if order.answer == "units":
             assert isinstance(setup.selection, SelectsOnClient)
             units = setup.selection.pick(update, layers)
             keep_units(update, units, layers)
-            return replace(reply, update=update, units=units, sent=layers_with_units(units, layers))
+            sent = layers_with_units(units, layers)
+            memory = None if remembered is None else merged(*remembered, layers, sent, units)
+            return replace(reply, update=update, units=units, sent=sent, memory=memory)
         assert order.mask is not None
         keep_layers(update, order.mask, layers)
-        return replace(reply, update=update, sent=order.mask)
+        memory = None if remembered is None else merged(*remembered, layers, order.mask)
+        return replace(reply, update=update, sent=order.mask, memory=memory)
 
     def _forget_other_rounds(self, order: Order) -> None:
         """An update that nobody asked for in its own round is of no more use."""
@@ -211,11 +287,12 @@ class Client:
         What cannot be read or trained is the client's own failure, and is left to the order itself.
         """
         schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
+        memory = self._first.checked(order)
         try:
             batches = self._batch_twice(order, data, schedule)
             flats = []
             for _ in range(0 if self._has_rehearsed else 2):
-                flats.append(self._in_any_layout(order, lambda: self._trained(order, data, schedule)[0]))
+                flats.append(self._in_any_layout(order, lambda: self._trained(order, data, schedule, memory)[0]))
             lost = self._module.lost() if flats else None
         except ModelError:
             raise
@@ -227,7 +304,7 @@ class Client:
                 self._must_repeat(f"{what} is different the second time (a random generator of the data's own?)")
         if lost is not None:
             raise ModelError(lost)
-        for name, entry in self.setup.layers.entries.items() if flats else ():
+        for name, entry in self.setup.layers.whole.entries.items() if flats else ():
             if not same_bits(entry.of(flats[0]), entry.of(flats[1])):
                 why = "after the same two batches from the same weights (a random generator of its own, or the time?)"
                 self._must_repeat(f"model: {name} is different the second time, {why}")
@@ -293,9 +370,8 @@ class Client:
 
     @torch.no_grad()
     def _loss_of_two(self, order: Order, data: Data) -> float:
-        assert order.model is not None
         with self._random_scope(order):
-            model = self._module.fresh(order.model.to(self.device)).train()
+            model = self._module.fresh(self._first.whole(order, {}).to(self.device)).train()
             inputs, targets = self.setup.to_device(data.batch(np.arange(min(2, len(data)))))
             return float(own_copy(self.setup.task.loss)(model(inputs), targets))
 
@@ -312,17 +388,20 @@ class Client:
         if kept is None or (kept.round, kept.attempt) != (order.round, order.attempt):
             raise LookupError(f"no update kept for round {order.round}, attempt {order.attempt}")
         assert order.mask is not None
-        keep_layers(kept.update, order.mask, self.setup.layers)
-        return Reply(size=kept.size, update=kept.update, sent=order.mask)
+        layers, memory = self.setup.layers, None
+        keep_layers(kept.update, order.mask, layers)
+        if kept.memory is not None and kept.candidate is not None:
+            memory = merged(kept.memory, kept.candidate, layers, order.mask)
+        return Reply(size=kept.size, update=kept.update, sent=order.mask, memory=memory)
 
     @torch.no_grad()
     def _evaluate(self, order: Order) -> Reply:
         task = self.setup.task
-        assert order.model is not None
         data = self._data(order)
         given = self.setup.evaluation_batch
         rows = _rows(len(data), *order.part, given or 1)
-        model = self._module.fresh(order.model.to(self.device))
+        weights = self._measured(order).to(self.device)
+        model = self._module.fresh(self._fine_tuned(weights, order) if order.fine_tune else weights)
         model.eval()
         task_loss, metric = own_copy(task.loss), own_copy(task.metric.function)
         loss, score = 0.0, 0.0
@@ -344,6 +423,22 @@ class Client:
         size = max(1, len(rows))
         metrics = {"loss": loss / size, task.metric.name: score / size}
         return Reply(size=len(rows), metrics=metrics)
+
+    def _measured(self, order: Order) -> Tensor:
+        """The weights to measure: with the client's private layers, or a model of its own, if it has one."""
+        memory = self._first.checked(order)
+        if isinstance(self.setup.objective, TrainsTwice) and order.client != rng.SERVER and order.base is not None:
+            return memory[OWN]
+        return self._first.whole(order, memory)
+
+    @torch.enable_grad()
+    def _fine_tuned(self, weights: Tensor, order: Order) -> Tensor:
+        """A copy that was trained on the client's training data, by the task loss alone."""
+        setup, data = self.setup, self.setup.task.client(order.client)
+        local = replace(setup.training, steps=None)
+        setup = replace(setup, objective=Plain(), training=local)
+        schedule = draw_schedule(len(data), replace(order, work=order.fine_tune), local, setup.seed)
+        return self._trained_from(weights, weights, setup, order, data, schedule, {}, self._by_kernel(data))[0]
 
 
 def _rows(size: int, part: int, parts: int, batch: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core import rng
-from fedstrata.core.axes import Objective, Plain, State, Tensors
+from fedstrata.core.axes import MovesSome, Objective, Remembers, State, Tensors
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import Order
 from fedstrata.core.training import LocalTraining
@@ -64,6 +64,13 @@ def is_due(objective: Objective, first_of_epoch: bool, *, first_of_round: bool) 
     return objective.refresh == "step" or first_of_round or (objective.refresh == "epoch" and first_of_epoch)
 
 
+def _adds_to_gradients(objective: Objective) -> bool:
+    """Whether there is more to a step than the task loss: a proximal term, or a force."""
+    kind = type(objective)
+    has_force = isinstance(objective, Remembers) and getattr(kind, "force", None) is not Remembers.force
+    return has_force or getattr(kind, "stiffness", None) is not Objective.stiffness
+
+
 class ProximalTerm:
     """The proximal term of one client's round. Tensors whose names are in `free` are looked at, and not pulled."""
 
@@ -75,10 +82,11 @@ class ProximalTerm:
         local: Mapping[str, Tensor],
         anchor: Tensors,
         free: Collection[str] = (),
+        force: Tensor | None = None,
     ) -> None:
         self.objective, self.state, self.layers, self.local, self.anchor = objective, state, layers, local, anchor
         self.stiffness: Tensors = {}
-        self._free = free
+        self._free, self.force = free, force
 
     def refresh(self) -> None:
         """Compute the stiffness; unless it is differentiable, it is a constant for the gradient."""
@@ -107,6 +115,21 @@ class ProximalTerm:
                 continue  # frozen by the model itself while it trains
             force = c * (w - self.anchor[name])
             w.grad = force if w.grad is None else w.grad.add_(force)
+
+    @torch.no_grad()
+    def push(self) -> None:
+        """Add the constant force b to the gradients."""
+        for name, b in self._forces().items():
+            w = self.local[name]
+            if w.requires_grad:
+                w.grad = b.clone() if w.grad is None else w.grad.add_(b)
+
+    def work(self) -> Tensor | float:
+        """⟨b, w⟩, whose gradient is the force."""
+        return sum(((b * self.local[name]).sum() for name, b in self._forces().items()), 0.0)
+
+    def _forces(self) -> Tensors:
+        return {} if self.force is None else self.layers.views(self.force, trainable_only=True)
 
 
 def mean_per_layer(stiffness: Tensors, layers: Layers) -> Tensor:
@@ -144,6 +167,7 @@ class Local:
         order: Order,
         training: LocalTraining,
         term: ProximalTerm,
+        weights: Mapping[str, Tensor] | None = None,
         *,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -159,7 +183,7 @@ class Local:
             work = -(-len(schedule) // schedule.steps_per_epoch) if training.steps is None else len(schedule)
         self.epochs = work if training.steps is None else None
         self.steps = work if training.steps is not None else None
-        self.term = term
+        self.term, self._weights = term, term.local if weights is None else weights
         self._order, self._seed, self._data, self._schedule, self._place = order, seed, data, schedule, place
         self._logged: dict[str, tuple[float, float]] = {}  # sums, and what they are divided by
         self._weight = 1  # of what is logged: the samples of the batch at hand
@@ -200,6 +224,10 @@ class Local:
 
     def epoch(self) -> None:
         """An epoch begins: for loops that are not over `batches()`."""
+        if isinstance(self.term.objective, MovesSome):
+            moving = self.term.objective.moves(self._epochs)
+            for name, weight in self._weights.items():  # what has no gradient does not move
+                weight.requires_grad_(moving == "all" or (moving == "shared") == (name in self.term.layers.entries))
         self._epoch_begins = True
         self._epochs += 1
 
@@ -216,6 +244,7 @@ class Local:
             self.term.pull()
         elif isinstance(energy := self.term.energy(), Tensor):
             energy.backward()  # type: ignore[no-untyped-call]
+        self.term.push()
 
     def penalty(self) -> Tensor | float:
         """The proximal term itself, to add to the loss before `backward()`, instead of `pull()`."""
@@ -223,7 +252,7 @@ class Local:
         self._open_step()
         self._is_open = False
         self._pulls += 1
-        return self.term.energy()
+        return self.term.energy() + self.term.work()
 
     def log(self, **metrics: Any) -> None:
         """Numbers to report, for this batch or at the end; `loss` becomes the client's training loss."""
@@ -250,7 +279,9 @@ class Local:
     def require_pulled(self) -> None:
         """Refuse a loop that has left the proximal term out."""
         objective = self.term.objective
-        if not isinstance(objective, Plain) and not self._pulls:
+        if isinstance(objective, MovesSome):
+            self._require_epochs()
+        if _adds_to_gradients(objective) and not self._pulls:
             what = f"the training loop never called local.pull(), and {type(objective).__name__} has a proximal term"
             raise RuntimeError(f"{what}; call it between loss.backward() and optimizer.step()")
 
@@ -272,14 +303,18 @@ class Local:
         if self._is_open:
             return
         objective, first = self.term.objective, not self._has_begun
-        if objective.refresh == "epoch" and not self._epochs:
-            name = type(objective).__name__
-            raise RuntimeError(f"{name} has to know when an epoch begins: call local.epoch(), or use local.batches()")
+        if objective.refresh == "epoch":
+            self._require_epochs()
         if first:
             self.term.follow()
         if is_due(objective, self._epoch_begins, first_of_round=first):
             self.term.refresh()
         self._epoch_begins, self._is_open, self._has_begun = False, True, True
+
+    def _require_epochs(self) -> None:
+        if not self._epochs:
+            name = type(self.term.objective).__name__
+            raise RuntimeError(f"{name} has to know when an epoch begins: call local.epoch(), or use local.batches()")
 
     def _must_not_be_twice(self, in_loss: bool) -> None:
         if self._pulls and self._in_loss is not in_loss:

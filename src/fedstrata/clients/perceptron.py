@@ -87,14 +87,21 @@ class PerceptronSteps:
     """A client's steps by the kernel, on its flat weights in place."""
 
     def __init__(
-        self, setup: Setup, network: Perceptron, data: Samples, schedule: Schedule, flat: Tensor, round: int
+        self,
+        setup: Setup,
+        network: Perceptron,
+        data: Samples,
+        schedule: Schedule,
+        flat: Tensor,
+        round: int,
+        anchor: Tensor,
     ) -> None:
-        training, self.layers = setup.training, setup.layers
+        training, self.layers = setup.training, setup.layers.whole
         self.flat, self.gradients = flat, torch.zeros_like(flat)
-        self.anchor, self.moved = flat.clone(), torch.empty_like(flat)
+        self.anchor, self.moved = anchor, torch.empty_like(flat)
         self.pulls: tuple[Tensors, list[tuple[Tensor, Tensor, float | Tensor]]] | None = None
-        self.weights = setup.layers.views(flat, trainable_only=True)
-        for name, gradient in setup.layers.views(self.gradients, trainable_only=True).items():
+        self.weights = self.layers.views(flat, trainable_only=True)
+        for name, gradient in self.layers.views(self.gradients, trainable_only=True).items():
             self.weights[name].grad = gradient
         self.keep, self.lr, self.decay = 0.0, training.learning_rate(round), training.weight_decay
         self.optimizer = None
@@ -128,6 +135,8 @@ class PerceptronSteps:
         self._merge(*block.steps[step - block.first])
         if term.stiffness:
             self._pull(term)
+        if term.force is not None:
+            self.gradients[: len(term.force)].add_(term.force)
         if self.optimizer is not None:
             self.optimizer.step()
             return

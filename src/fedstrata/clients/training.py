@@ -15,7 +15,7 @@ from torch.optim.sgd import sgd
 from fedstrata.clients.local import Local
 from fedstrata.clients.modules import is_writable
 from fedstrata.core import rng
-from fedstrata.core.axes import Objective, Selection
+from fedstrata.core.axes import Compares, Objective, Selection
 from fedstrata.core.layers import Layers
 from fedstrata.core.optimizers import make_optimizer
 from fedstrata.core.training import LocalTraining
@@ -138,19 +138,22 @@ def own_copy(function: Function) -> Function:
         return function
 
 
-def train(setup: Setup, model: nn.Module, local: Local) -> None:
+def train(setup: Setup, model: nn.Module, local: Local, compare: Comparison | None) -> None:
     """Local training as a recipe describes it, for any model: with autograd and torch's optimizers."""
     training, objective, task_loss = setup.training, setup.objective, own_copy(setup.task.loss)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = local_optimizer(training, weights, local.round)
     for inputs, targets in local.batches():
         optimizer.zero_grad()
-        loss = task_loss(model(inputs), targets)
+        loss = whole = task_loss(model(inputs), targets)
+        if compare is not None:
+            whole = loss + compare(inputs)
         if objective.differentiable:
-            (loss + local.penalty()).backward()  # type: ignore[no-untyped-call]
+            (whole + local.term.energy()).backward()  # type: ignore[no-untyped-call]
             make_dense(weights)
+            local.term.push()
         else:
-            loss.backward()  # type: ignore[no-untyped-call]
+            whole.backward()  # type: ignore[no-untyped-call]
             make_dense(weights)
             local.pull()
         if training.clip_value is not None:
@@ -159,3 +162,43 @@ def train(setup: Setup, model: nn.Module, local: Local) -> None:
             nn.utils.clip_grad_norm_(weights, training.clip_norm)
         optimizer.step()
         local.log(loss=loss)
+
+
+class Comparison:
+    """What the model makes of a batch, beside what other weights make of it: the input of its last module with some.
+
+    The model's own is looked at while it is trained, and so computed once; the others are in evaluation mode.
+    """
+
+    def __init__(self, setup: Setup, model: nn.Module, anchor: Tensor, before: Tensor) -> None:
+        assert isinstance(setup.objective, Compares)
+        self.compare = setup.objective.compare
+        self.others = [copy.deepcopy(model).eval() for _ in range(2)]
+        for other, weights in zip(self.others, (anchor, before), strict=True):
+            setup.layers.whole.load(other, weights)
+        self.live, *self.listeners = map(_Listener, (model, *self.others))
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """The loss that is added to the task's, after a forward of the model on these inputs."""
+        with torch.no_grad():
+            for other in self.others:
+                other(inputs)
+        anchor, before = (listener.heard().detach() for listener in self.listeners)
+        return self.compare(self.live.heard(), anchor, before)
+
+
+class _Listener:
+    """Hears what enters a model's last module with parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        last = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))][-1]
+        self._heard: Tensor | None = None
+        last.register_forward_pre_hook(self._hear)
+
+    def _hear(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._heard = inputs[0]
+
+    def heard(self) -> Tensor:
+        """In the last forward."""
+        assert self._heard is not None
+        return self._heard

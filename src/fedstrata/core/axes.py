@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from fedstrata.core.aggregation import aggregate
+from fedstrata.core.display import Table
 from fedstrata.core.errors import BadValue, require
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.lazy import torch
@@ -66,6 +67,86 @@ class Objective(Protocol):
     def after_round(self, new: Tensor, old: Tensor, state: State, layers: Layers) -> State:
         """The state after an aggregation took the global model from `old` to `new`, on the server."""
         return state
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client did in a round, for its memory."""
+
+    model: Tensor  # the global model that it started from, [P]
+    update: Tensor  # how far it went, [P]
+    state: State  # the objective's, as the order had it
+    layers: Layers
+    lr: float  # η
+    steps: int  # τ
+    reach: float | None  # a: a constant gradient g moves it by −η a g; None, if that is no constant
+    tail: Tensor  # where its private layers came
+    second: Tensor | None = None  # where a second training came, with private layers behind
+
+    @property
+    def trained(self) -> Tensor:
+        """Where the client came, with private layers behind."""
+        return torch.cat([self.model + self.update, self.tail])
+
+
+@runtime_checkable
+class Remembers(Objective, Protocol):
+    """An objective whose clients remember something: the gradient becomes ∇F + c (w − a) + b, with a constant force b.
+
+    Memory is named tensors, which never leave the client. One that has a number for each of the model's keeps that of
+    a layer or unit that was not sent, unless `keeps_unsent` says that what was sent is of no concern.
+    """
+
+    @property
+    def keeps_unsent(self) -> bool:
+        """Whether memory is renewed of what was not sent, too."""
+        return False
+
+    def memory(self, layers: Layers, initial: Tensor) -> State:
+        """What a client has that never took part; `initial` are the first weights, with private layers behind."""
+        ...
+
+    def force(self, memory: State, state: State, layers: Layers) -> Tensor | None:
+        """b, [P]: a round's constant addition to the gradient; buffers have none. None is no force."""
+        return None
+
+    def remember(self, memory: State, work: Work) -> State:
+        """The next memory, if all layers are sent."""
+        ...
+
+    def after_cohort(self, cohort: Cohort, state: State) -> State:
+        """The server's state after a round, from all accepted updates."""
+        return state
+
+
+Moving = Literal["all", "shared", "private"]
+
+
+@runtime_checkable
+class MovesSome(Objective, Protocol):
+    """An objective by which some local epochs move only private layers, or only the others."""
+
+    def moves(self, epoch: int) -> Moving:
+        """What moves in a local epoch, counted from 0. Who got to no epoch that moves shared layers sends none."""
+        ...
+
+
+@runtime_checkable
+class TrainsTwice(Remembers, Protocol):
+    """An objective by which clients train a model of their own as well: memory's `own`, which they are evaluated on."""
+
+    def second(self) -> Objective:
+        """What that is trained with, towards the global model."""
+        ...
+
+
+@runtime_checkable
+class Compares(Remembers, Protocol):
+    """An objective with another loss, on what the model makes of a batch before its last module with parameters."""
+
+    def compare(self, live: Tensor, anchor: Tensor, before: Tensor) -> Tensor:
+        """What is added to the task loss, from representations [B, …]: now, by the global model, by memory's `own`."""
+        ...
 
 
 @runtime_checkable
@@ -221,6 +302,16 @@ class Algorithm:
         if isinstance(self.private, str) or not all(isinstance(pattern, str) for pattern in self.private):
             raise BadValue("private", self.private, "must be a list of patterns, or of the words norm, bias, …")
         object.__setattr__(self, "private", tuple(self.private))
+
+    def __repr__(self) -> str:
+        """What is not FedAvg's, as it can be written."""
+        plain = vars(Algorithm())
+        own = [f"{name}={value!r}" for name, value in vars(self).items() if value != plain[name]]
+        return f"Algorithm({', '.join(own)})"
+
+    def _repr_html_(self) -> str:
+        rows = tuple((name, value if isinstance(value, str) else repr(value)) for name, value in vars(self).items())
+        return Table("algorithm", ("axis", "choice"), rows)._repr_html_()
 
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {

@@ -8,16 +8,20 @@ FedstrataError
 │   ├── RunDirectoryError   a run directory that is in use, damaged, of another version, or has links in it
 │   ├── DiskFull            no room to write a file: which disk it is
 │   ├── RuleError           a user's rule that answers nonsense
+│   │   └── CheckFailed     one that failed checks of `check_rule`; it is in testing/report.py, with its report
 │   ├── ModelError          a model, or data, that does not repeat, or that no order can find as it was built
 │   ├── ClientAppError      a Flower ClientApp whose answers cannot be used, by anyone and from the beginning
 │   └── MissingExtra        an optional dependency that is not installed
 ├── MessageError            a message that cannot be read; it costs the round one client only
 │   └── ReplyError          a reply that the server can read, and refuses
 │       └── NotFinite       one whose numbers are none
+├── MemoryLost              a client does not have the version of its memory that it is to start from
 └── RoundFailed             a round without a next model; it is in record.py, as it carries the round's record
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class FedstrataError(Exception):
@@ -92,6 +96,16 @@ class NotFinite(ReplyError):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is not finite")
         self.what = what
+
+
+class MemoryLost(FedstrataError):
+    """A client's memory is not where it should be; the message says what there is instead."""
+
+    def __init__(self, client: int, tag: tuple[int, int], there: Iterable[tuple[int, int]]) -> None:
+        self.client, self.tag = client, tag
+        known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in sorted(there))
+        what = f"client {client} has no memory of round {tag[0]}, attempt {tag[1]}"
+        super().__init__(f"{what}; it has {f'that of {known}' if known else 'none at all'}")
 
 
 _MOST_LETTERS = 1000

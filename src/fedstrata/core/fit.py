@@ -7,7 +7,7 @@ orders reach clients; that is `engine.exchange`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,8 @@ class Plan:
     seed: int = 0
     record: bool = True
     """Whether to keep the per-layer record of every round."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints: clients keep the memory that a run may come back to, which has the last two."""
     reports_steps: bool = False
     """Whether clients have a training loop of their own, and tell how many steps they took."""
 
@@ -54,9 +56,26 @@ def fit(
     state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
+    terms = terms_of(plan, engine.sizes)
+    check_cohort(algorithm, plan.participation.cohort_size(terms.population))
+    while state.round < plan.rounds:
+        number = state.round + 1
+
+        def draw(attempt: int, number: int = number) -> Participants:
+            return draw_participants(plan, engine.sizes, number, attempt)
+
+        since = max(0, state.round // plan.checkpoint_every - 1) * plan.checkpoint_every
+        round = Round(state, algorithm, replace(terms, since=since), draw, number)
+        play(round, engine.exchange)
+        state, record = round.finish()
+        del round  # its replies may lie in memory that the next one needs
+        yield state, record
+
+
+def terms_of(plan: Plan, sizes: np.ndarray) -> Terms:
+    """What is the same in all rounds of a plan."""
     part = plan.participation
-    population = int((engine.sizes > 0).sum())
-    terms = Terms(
+    return Terms(
         plan.layers,
         plan.seed,
         part.attempts,
@@ -64,23 +83,11 @@ def fit(
         record=plan.record,
         training=plan.training,
         reports_steps=plan.reports_steps,
-        population=population,
+        population=int((sizes > 0).sum()),
     )
-    check_cohort(algorithm, part.cohort_size(population))
-    while state.round < plan.rounds:
-        number = state.round + 1
-
-        def draw(attempt: int, number: int = number) -> Participants:
-            return _drawn(plan, engine.sizes, number, attempt)
-
-        round = Round(state, algorithm, terms, draw, number)
-        play(round, engine.exchange)
-        state, record = round.finish()
-        del round  # its replies may lie in memory that the next one needs
-        yield state, record
 
 
-def _drawn(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
+def draw_participants(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
     """Sample the round's clients, how much each will do, and who is lost on the way."""
     part, seed, full = plan.participation, plan.seed, plan.training.full_work
     clients = part.sample(sizes, seed, number, attempt)

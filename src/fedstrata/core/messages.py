@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedstrata.core.errors import MessageError, NotFinite, ReplyError
 from fedstrata.core.layers import Layers
+from fedstrata.core.memory import Tag, Version
 from fedstrata.core.status import OK, Status
 
 SCHEMA = 2
@@ -51,6 +52,14 @@ class Order:
     part: tuple[int, int] = (0, 1)
     metric: str = ""
     """What the server calls the metric of an evaluation; a node whose metric has another name keeps it to itself."""
+    base: Tag | None = None
+    """The version of its memory that the client starts from; None, if it has not taken part yet."""
+    since: int = 0
+    """The first round that the server may still come back to: versions that only earlier ones need can be forgotten."""
+    memory: Version | None = None
+    """That version itself: whoever keeps it puts it here. It is never sent."""
+    fine_tune: int = 0
+    """For an evaluation: how many epochs a copy of the model is trained before, on the client's training data."""
 
     def control_bytes(self) -> int:
         """What goes down besides the model: the objective's state, and a bit per layer for a mask."""
@@ -74,6 +83,10 @@ class Reply:
     scores: Tensor | None = None
     stiffness: Tensor | None = None
     """The mean stiffness of each layer's spring when training ended, for the record only."""
+    memory: Version | None = None
+    """The new version of the client's memory, for whoever keeps it. It is never sent."""
+    candidate: Version | None = None
+    """What that would be if all layers were sent: kept with the update until it is known which are."""
 
     def upload_bytes(self, layers: Layers, whole: Tensor) -> Tensor:
         """What came up of each layer, int64 [L]: `whole` ones, or units and their indices."""

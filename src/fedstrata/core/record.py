@@ -64,6 +64,8 @@ class RoundRecord:
     """The new model's loss and metric on each data set, in rounds that are evaluated."""
     unmeasured: tuple[tuple[int, Status], ...] = ()
     """The clients that could not be evaluated, and why."""
+    each: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What each evaluated client came to on its own held-out data: `client`, `samples`, `loss`, the metric, …"""
 
     @property
     def lost(self) -> list[tuple[int, Status]]:

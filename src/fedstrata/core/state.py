@@ -11,6 +11,7 @@ from fedstrata.core.axes import Algorithm, State, WithGain
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import RuleError
 from fedstrata.core.layers import Layers
+from fedstrata.core.memory import empty_table, remembers
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class ServerState:
     objective: State = field(default_factory=dict)
     weighting: State = field(default_factory=dict)
     server: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+    """Which version of its memory each client has (`core/memory.py`); nothing, if clients remember nothing."""
 
 
 def initial_state(model: Tensor, algorithm: Algorithm, clients: int, layers: Layers) -> ServerState:
@@ -32,6 +35,7 @@ def initial_state(model: Tensor, algorithm: Algorithm, clients: int, layers: Lay
         objective=algorithm.objective.init(layers),
         weighting=algorithm.weighting.init(clients, layers),
         server=algorithm.server.init(layers),
+        memory=empty_table() if remembers(algorithm, layers) else {},
     )
 
 
@@ -45,7 +49,7 @@ def conclude(state: ServerState, algorithm: Algorithm, cohort: Cohort) -> tuple[
     objective = algorithm.objective.after_round(new, state.model, state.objective, cohort.layers)
     if after_cohort := getattr(algorithm.objective, "after_cohort", None):
         objective = after_cohort(cohort, objective)
-    return ServerState(cohort.round, new, objective, weighting, server), weights
+    return ServerState(cohort.round, new, objective, weighting, server, state.memory), weights
 
 
 def _check_weights(weights: Tensor, cohort: Cohort, algorithm: Algorithm) -> None:

@@ -21,18 +21,18 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.clients.modules import is_whole, same_bits
 from fedstrata.clients.training import Setup, build_model, local_optimizer
-from fedstrata.core.axes import Algorithm
+from fedstrata.core.axes import Algorithm, Compares
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
-from fedstrata.core.layers import Layers
+from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
 from fedstrata.core.training import LocalTraining
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
-from fedstrata.tasks.builtin import build_task
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.metric import ACCURACY
 from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.seeded import SeededTask
 from fedstrata.tasks.task import MOST_COUNTED, Task
 
 _log = logging.getLogger("fedstrata")
@@ -62,13 +62,15 @@ class Experiment:
     def plan(self) -> Plan:
         """What `fit` needs."""
         recipe, table = self.recipe, self.recipe.training
+        record = recipe.record
         return Plan(
             self.layers,
             table.rounds,
             table.participation,
             table.local,
             recipe.seed,
-            recipe.record.layers,
+            record.layers,
+            record.checkpoint_every,
             reports_steps=self.task.train is not None,
         )
 
@@ -168,7 +170,7 @@ class Experiment:
         return initial_state(self.initial.clone(), self.algorithm, len(self.task.clients), self.layers)
 
 
-def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None = None) -> Experiment:
+def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data: Path | None = None) -> Experiment:
     """Load the data and build the model; everything that can be wrong before the first round is found here."""
     evaluation = recipe.evaluation
     if recipe.engine.name == "flower":
@@ -177,9 +179,9 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
         if recipe.task.function == PYTHON_TASK:
             problem = "its clients build the task on their own; name it as task.function instead of giving it in Python"
             raise RecipeError("engine.name", "flower", problem)
-    if task is None:
-        held_out = evaluation.held_out if "clients" in evaluation.on else 0.0
-        task = build_task(recipe.task, recipe.seed, held_out, data)
+    if not isinstance(task, Task):
+        seeded = task or SeededTask(recipe.task)
+        task = seeded.build(recipe.seed, evaluation.held_out if "clients" in evaluation.on else 0.0, data)
     if task.metric is ACCURACY and evaluation.target is not None:
         check_accuracy_target(evaluation.target)
     for name in evaluation.on:
@@ -201,10 +203,30 @@ def build_experiment(recipe: Recipe, task: Task | None = None, data: Path | None
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = recipe.built_algorithm
     check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
-    layers = Layers.of(model, recipe.grouping())
+    layers = _layers(model, recipe, algorithm)
     _check_builder(model, build(), layers)
     _check_training(task, recipe.training.local, model)
+    if task.train is not None and isinstance(algorithm.objective, Compares):
+        problem = "has a loss of its own in every step, for which a training function has no place"
+        raise RecipeError("algorithm.objective", type(algorithm.objective).__name__, problem)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
+
+
+def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
+    """The model's layers. A pattern of private ones that a recipe has must fit; a named algorithm's own need not."""
+    for pattern in unmatched(model, algorithm.private):
+        problem = "matches no tensor of the model"
+        if "private" in recipe.algorithm:
+            raise RecipeError("algorithm.private", pattern, problem)
+        _log.warning(
+            "%s", printable(f"{recipe.label}: private = {pattern!r} {problem}: nothing stays on clients by it")
+        )
+    layers = Layers.of(model, recipe.grouping(), algorithm.private)
+    evaluation = recipe.evaluation
+    if layers.private and evaluation.private is None and (servers := [n for n in evaluation.on if n != "clients"]):
+        problem = "the server has no private layers; evaluate on clients, or say evaluation.private = 'initial'"
+        raise RecipeError("evaluation.on", servers[0], problem)
+    return layers
 
 
 def _build(task: Task, recipe: Recipe) -> nn.Module:

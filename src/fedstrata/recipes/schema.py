@@ -149,6 +149,10 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
+    fine_tune: int = Field(0, ge=0, description="epochs a client trains a copy before it is evaluated on it")
+    private: Literal["initial", "mean"] | None = Field(
+        None, description="the private layers of models that are evaluated on the server; without it, none are"
+    )
     batch_size: int | None = Field(
         None,
         ge=1,
@@ -211,6 +215,7 @@ class Record(BaseModel):
 
     layers: bool = Field(True, description="keep every round's numbers per client and layer")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: int = Field(2, ge=2, description="the last so many are kept; a round can be probed from its own")
 
 
 class Recipe(BaseModel):
@@ -252,11 +257,13 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        _ = recipe.built_algorithm
         try:
             _ = recipe.training.local  # which may ask torch about its optimizer
         except BadValue as error:
             raise RecipeError(f"training.{error.field}", error.value, error.problem) from None
+        if recipe.built_algorithm.private and "on" not in recipe.evaluation.model_fields_set:
+            on_clients = recipe.evaluation.model_copy(update={"on": ["clients"]})
+            recipe = recipe.model_copy(update={"evaluation": on_clients})
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target

@@ -14,9 +14,10 @@ from fedstrata.core.grouping import Grouping
 from fedstrata.recipes.schema import NAME, Recipe, Training, as_table, load
 from fedstrata.registry import did_you_mean
 from fedstrata.tasks.config import PYTHON_TASK, TaskConfig
+from fedstrata.tasks.seeded import AnyTask, SeededTask
 from fedstrata.tasks.task import Task
 
-What = str | Path | Mapping[str, Any] | Recipe | Task | TaskConfig
+What = str | Path | Mapping[str, Any] | Recipe | Task | SeededTask | TaskConfig
 """What is learned: a task, or a recipe, as an object, a table, a file or a name."""
 
 
@@ -83,13 +84,17 @@ def resolved(
     settings: Settings,
     more: Mapping[str, Any],
     seed: int | None = None,
-) -> tuple[Recipe, Task | None]:
+) -> tuple[Recipe, AnyTask | None]:
     """The recipe of an experiment, and its task, if that was built in Python. `more` has settings by dotted keys."""
     for key, value in settings.items():
         if key not in KEYS:
             raise BadValue(key, value, f"is no setting{did_you_mean(key, KEYS)}")
     changes = {KEYS[key]: _as_toml(value) for key, value in settings.items() if value is not None} | dict(more)
-    task = what if isinstance(what, Task) else None
+    task = task_without_recipe(what)
+    if isinstance(what, SeededTask):
+        if not what.has_test:
+            changes = {"evaluation.on": ["clients"], **changes}
+        what = what.config
     if isinstance(what, Task):
         table: dict[str, Any] = {"task": {"function": PYTHON_TASK}}
         if what.name != "custom" and re.fullmatch(NAME, what.name):
@@ -98,7 +103,7 @@ def resolved(
             on = [*what.evaluation, *(["clients"] if what.held_out is not None else [])][:1]
             changes |= {"evaluation.on": on} if on else {}
     elif isinstance(what, TaskConfig):
-        table = {"task": what.model_dump(mode="json", exclude_none=True, exclude_defaults=True)}
+        table = {"task": _task_table(what)}
     elif isinstance(what, Recipe):
         table = what.to_table()
     else:
@@ -109,6 +114,27 @@ def resolved(
             changes = {"layers.grouping": _as_toml(algorithm.grouping), **changes}
         algorithm = described
     return load(table, algorithm=algorithm, settings=changes, seed=seed), task
+
+
+def with_task(what: What, task: AnyTask) -> What:
+    """A recipe with another task."""
+    if isinstance(what, Task | SeededTask | TaskConfig):
+        raise BadValue("task", task, "is the second task; leave one out")
+    table = what.to_table() if isinstance(what, Recipe) else as_table(what)
+    if isinstance(task, SeededTask):
+        return table | {"task": _task_table(task.config)}
+    return table | {"task": {**table.get("task", {}), "function": PYTHON_TASK}}
+
+
+def _task_table(config: TaskConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
+
+def task_without_recipe(what: What) -> AnyTask | None:
+    """The task, if it was made in Python and no recipe can say how."""
+    if isinstance(what, SeededTask):
+        return what if what.config.function == PYTHON_TASK else None
+    return what if isinstance(what, Task) else None
 
 
 def _as_toml(value: Any) -> Any:

@@ -15,14 +15,14 @@ from fedstrata.algorithms import AXES, to_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import BadValue, RecipeError, RunDirectoryError
 from fedstrata.recipes.experiment import build_experiment
-from fedstrata.recipes.settings import Settings, What, resolved
+from fedstrata.recipes.settings import Settings, What, resolved, task_without_recipe
 from fedstrata.runs.comparison import Comparison, Job, job_folder, read_request, write_results
 from fedstrata.runs.files import WHILE_WRITING, Folder, locked
 from fedstrata.runs.formats import COMPARISON_FORMAT, Line
 from fedstrata.runs.progress import progress
 from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import as_changes, run_rounds, start_run
-from fedstrata.tasks.task import Task
+from fedstrata.tasks.seeded import AnyTask
 
 Arm = str | Mapping[str, Any] | Algorithm
 """An algorithm, as an object, by its name with options, or as a recipe's table."""
@@ -57,12 +57,12 @@ def compare(
     comparison = begin_comparison(
         what, arms, list(seeds), settings=changes, out=Path(out) if out is not None else None, data=where, **more
     )
-    task = what if isinstance(what, Task) else None
+    task = task_without_recipe(what)
     with progress([job.recipe.training.rounds for job in comparison.jobs]) as bar:
         for number, job in enumerate(comparison.jobs):
             bar.begins(number, f"{job.algorithm}, seed {job.seed}")
             for line in run_job(job, where, task):
-                bar.reaches(line["round"])
+                bar.reaches(line)
                 if on_round is not None:
                     on_round(job, line)
     write_results(comparison.path)
@@ -108,7 +108,7 @@ def begin_comparison(
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     path = out or Path("runs") / f"compare-{first.name}-{digest[:8]}"
     jobs = tuple(Job(a, s, recipes[a, s], job_folder(path, a, s)) for s in seeds for a in algorithms)
-    task = build_experiment(first, what if isinstance(what, Task) else None, data).task
+    task = build_experiment(first, task_without_recipe(what), data).task
     for algorithm in algorithms:
         build_experiment(recipes[algorithm, seeds[0]], task).warn()
     _claim(path, first.name, digest, list(algorithms), list(seeds))
@@ -139,7 +139,7 @@ def _claim(path: Path, recipe: str, request: str, algorithms: list[str], seeds: 
         files.write("compare.json", (json.dumps(content) + "\n").encode())
 
 
-def run_job(job: Job, data: Path | None = None, task: Task | None = None) -> Generator[Line, None, None]:
+def run_job(job: Job, data: Path | None = None, task: AnyTask | None = None) -> Generator[Line, None, None]:
     """Do what is left of a job, and yield its rounds; a finished one yields nothing. `task`: one built in Python."""
     Folder(job.path.parents[1]).folder("/".join(job.path.parts[-2:]))  # no link has come in between
     if (job.path / "run.json").exists():

@@ -4,6 +4,8 @@
     recipe.toml              the exact recipe
     history.jsonl            one line per round, written when the round is whole
     layers/000001.safetensors    what the round was for each client and layer
+    clients/000001.safetensors   what every client was measured to, where models are evaluated on clients
+    memory/000001.safetensors    what clients remember, as far as it was new at the checkpoint of this round
     checkpoints/000001.safetensors  the server's state after the round; the last two are kept
 
 Every file says which run and which round it belongs to, and is refused anywhere else. `formats` has what the files say,
@@ -53,7 +55,12 @@ class RunDirectory:
         if not path.is_dir() and handle is None:
             raise RunDirectoryError(f"{path} does not exist or is no directory")
         if not self.files.has("run.json"):
-            raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
+            what = (
+                "it is a comparison, which has its runs below it"
+                if self.files.has("compare.json")
+                else "it has no run.json"
+            )
+            raise RunDirectoryError(f"{path} is no run directory: {what}")
         self.reread()
 
     def reread(self) -> None:
@@ -142,16 +149,12 @@ class RunDirectory:
         except OSError as error:
             raise damaged(self.path / name, str(error)) from None
         if self.id is not None:
-            self._require_ours(name, metadata, round)
+            self.require_ours(name, metadata, round)
         return formats.read_layers(arrays, self.about, self.path / name)
 
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""
-        try:
-            names = self.files.names(folder)
-        except OSError as error:
-            raise RunDirectoryError(f"{self.path / folder} cannot be read: {error.strerror}") from None
-        return sorted(int(found[1]) for name in names if (found := _ROUND.fullmatch(name)))
+        return rounds_in(self.files, folder)
 
     def done(self) -> int:
         """The round of the last checkpoint."""
@@ -162,7 +165,10 @@ class RunDirectory:
         rounds = self.rounds("checkpoints")
         if not rounds:
             raise RunDirectoryError(f"{self.path}/checkpoints is empty")
-        round = rounds[-1]
+        return self.checkpoint(rounds[-1])
+
+    def checkpoint(self, round: int) -> Checkpoint:
+        """The checkpoint of a round, checked against its digest."""
         name = round_file("checkpoints", round)
         remedy = "delete it to go on from the checkpoint before it"
         try:
@@ -175,10 +181,10 @@ class RunDirectory:
             raise RunDirectoryError(f"checkpoint {path}: {problem}")
         if "model" not in arrays or metadata.get("sha256") != digest(arrays, metadata):
             raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
-        self._require_ours(name, metadata, round)
+        self.require_ours(name, metadata, round)
         return Checkpoint(round, arrays)
 
-    def _require_ours(self, name: str, metadata: Mapping[str, str], round: int) -> None:
+    def require_ours(self, name: str, metadata: Mapping[str, str], round: int) -> None:
         """Refuse a file of another run, or one that was renamed."""
         if metadata.get("run") != self.id:
             raise RunDirectoryError(f"{self.path / name} is of another run; delete it")
@@ -191,6 +197,15 @@ _LONGEST_HISTORY = 1 << 29
 
 _ROUND = re.compile(r"([0-9]{6}|[1-9][0-9]{6,14})\.safetensors")
 """What `round_file` calls the file of a round."""
+
+
+def rounds_in(files: Folder, folder: str) -> list[int]:
+    """The rounds of which a folder has a file."""
+    try:
+        names = files.names(folder)
+    except OSError as error:
+        raise RunDirectoryError(f"{files.path / folder} cannot be read: {error.strerror}") from None
+    return sorted(int(found[1]) for name in names if (found := _ROUND.fullmatch(name)))
 
 
 def round_file(folder: str, round: int) -> str:

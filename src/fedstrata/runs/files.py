@@ -61,14 +61,26 @@ class Folder:
             raise RunDirectoryError(f"{self.path / name} is damaged: it has more than {size(most)}")
         return content
 
-    def read_arrays(self, name: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """The arrays and the metadata of a safetensors file."""
+    def read_arrays(self, name: str, prefix: str = "") -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """The arrays, of which those whose name begins so, and the metadata of a safetensors file."""
         handle = self._open(name, os.O_RDONLY)
         try:
             with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (not a dict)
+                arrays = {key: file.get_tensor(key) for key in names}
                 return arrays, dict(file.metadata() or {})
         except (SafetensorError, MemoryError, TypeError, AttributeError) as error:  # the latter: no dtype of NumPy's
+            raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
+        finally:
+            os.close(handle)
+
+    def array_names(self, name: str) -> list[str]:
+        """The arrays of a safetensors file, by name, without reading them."""
+        handle = self._open(name, os.O_RDONLY)
+        try:
+            with safe_open(f"/dev/fd/{handle}", framework="numpy") as file:
+                return list(file.keys())
+        except (SafetensorError, MemoryError) as error:
             raise RunDirectoryError(f"{self.path / name} is damaged: {str(error) or 'too large'}") from None
         finally:
             os.close(handle)
@@ -113,6 +125,14 @@ class Folder:
             except OSError:
                 self._unlink(folder, partial)  # a full disk needs the room
                 raise
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder below, unless it is there."""
+        with self._folder_of(name) as (folder, last):
+            assert folder is not None
+            if self._kind(name, folder, last) is None:
+                os.mkdir(last, dir_fd=folder)
+                os.fsync(folder)
 
     def append_line(self, name: str, line: bytes) -> None:
         """Add a line to a file. A kill in the middle leaves a torn last line, which readers drop."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from fedstrata.clients import evaluation
+from fedstrata.clients.evaluation import NEWCOMERS
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
 from fedstrata.core.fit import Engine, fit
@@ -26,7 +27,7 @@ from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import Recipe
-from fedstrata.recipes.settings import Settings, What, resolved
+from fedstrata.recipes.settings import Settings, What, resolved, task_without_recipe, with_task
 from fedstrata.recipes.tables import parse_setting, set_key
 from fedstrata.runs.engine import open_engine
 from fedstrata.runs.formats import Line
@@ -34,7 +35,7 @@ from fedstrata.runs.progress import progress
 from fedstrata.runs.reader import Run
 from fedstrata.runs.writer import last_state, make_directory, open_for_writing
 from fedstrata.tasks.config import PYTHON_TASK
-from fedstrata.tasks.task import Task
+from fedstrata.tasks.seeded import AnyTask, SeededTask
 
 CHANGEABLE_ON_RESUME = (
     "training.rounds",
@@ -42,6 +43,7 @@ CHANGEABLE_ON_RESUME = (
     "evaluation.stop_at_target",
     "engine.workers",
     "engine.timeout",
+    "record.keep_checkpoints",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
@@ -49,10 +51,12 @@ _log = logging.getLogger("fedstrata")
 
 
 def create_run(
-    recipe: Recipe, out: str | Path | None = None, *, task: Task | None = None, data: Path | None = None
+    recipe: Recipe, out: str | Path | None = None, *, task: AnyTask | None = None, data: Path | None = None
 ) -> tuple[Run, Experiment]:
     """Check everything, and make the run directory."""
-    if task is not None:
+    if isinstance(task, SeededTask):
+        recipe = recipe.model_copy(update={"task": task.config})
+    elif task is not None:
         recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"function": PYTHON_TASK})})
     experiment = build_experiment(recipe, task, data)
     experiment.require_data()
@@ -106,16 +110,20 @@ def run_rounds(
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
         engine = stack.enter_context(open_engine(experiment) if engine is None else nullcontext(engine))
         settings = experiment.recipe.record
+        if (versions := getattr(engine, "versions", None)) is not None:
+            writer.load_memory(whole, versions)
         try:
             for after, record in evaluated_rounds(whole, experiment, engine):
                 upload += record.ledger.upload
                 if settings.layers:
                     writer.store_layers(record)
+                if record.each:
+                    writer.store_clients(record.round, record.each)
                 line = writer.append_history(_line(record, experiment.layers, upload))
                 whole = after
                 over = run.is_over([line])
                 if over or record.round % settings.checkpoint_every == 0:
-                    writer.store_checkpoint(whole)
+                    writer.store_checkpoint(whole, versions)
                     stored = whole.round
                 yield line
                 if over:
@@ -127,7 +135,7 @@ def run_rounds(
             if after.round > whole.round and len(writer.history()) == after.round:
                 whole = after
             if whole.round > stored:
-                writer.store_checkpoint(whole)
+                writer.store_checkpoint(whole, versions)
 
 
 def evaluated_rounds(
@@ -138,7 +146,7 @@ def evaluated_rounds(
     for after, record in fit(state, experiment.algorithm, engine, experiment.plan):
         if record.round % config.every == 0 or record.round == recipe.training.rounds:
             started = time.perf_counter()
-            metrics, unmeasured = evaluation.evaluate(
+            metrics, unmeasured, each = evaluation.evaluate(
                 engine,
                 experiment.task,
                 after.model,
@@ -147,9 +155,11 @@ def evaluated_rounds(
                 recipe.seed,
                 config.clients,
                 record.attempt,
+                after.memory,
+                config.fine_tune,
             )
             seconds = record.seconds + time.perf_counter() - started
-            record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), seconds=seconds)
+            record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), each=each, seconds=seconds)
         yield after, record
 
 
@@ -157,7 +167,7 @@ def run(
     what: What = "quickstart",
     algorithm: str | Mapping[str, Any] | Algorithm | None = None,
     *,
-    task: Task | None = None,
+    task: AnyTask | None = None,
     settings: Iterable[str] | Mapping[str, Any] = (),
     seed: int | None = None,
     out: str | Path | None = None,
@@ -174,6 +184,8 @@ def run(
 
     >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
     """
+    if task is not None:
+        what, task = with_task(what, task), task_without_recipe(task)
     recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
     where = Path(data) if data is not None else None
     new, experiment = create_run(recipe, out, task=given if task is None else task, data=where)
@@ -185,7 +197,7 @@ def _follow(run: Run, lines: Iterable[Line], on_round: Callable[[Line], None] | 
     with progress([run.recipe.training.rounds]) as bar:
         bar.begins(0, f"{run.recipe.label}, seed {run.recipe.seed}")
         for line in lines:
-            bar.reaches(line["round"])
+            bar.reaches(line)
             if on_round is not None:
                 on_round(line)
 
@@ -194,7 +206,7 @@ def resume(
     path: str | Path,
     *,
     settings: Iterable[str] | Mapping[str, Any] = (),
-    task: Task | None = None,
+    task: AnyTask | None = None,
     data: str | Path | None = None,
     strict: bool = False,
     on_round: Callable[[Line], None] | None = None,
@@ -254,7 +266,8 @@ def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, A
     """A round as its history line is stored."""
     ledger, metrics = record.ledger, record.metrics
     logged = {name: _finite(record.mean(told)) for name, told in record.logged.items()}
-    evaluated = metrics.get("clients", {}).get("clients", 0.0) + len(record.unmeasured)
+    measured = sum(metrics.get(place, {}).get("clients", 0.0) for place in ("clients", NEWCOMERS))
+    evaluated = measured + len(record.unmeasured)
     return {
         "round": record.round,
         "attempt": record.attempt,

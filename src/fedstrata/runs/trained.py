@@ -12,16 +12,16 @@ from fedstrata.recipes.experiment import build_experiment
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import write_whole
 from fedstrata.runs.writer import last_state
-from fedstrata.tasks.task import Task
+from fedstrata.tasks.seeded import AnyTask
 
 
-def trained_model(directory: RunDirectory, task: Task | None = None, data: Path | None = None) -> nn.Module:
+def trained_model(directory: RunDirectory, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
     """The recipe's model with the weights of the last checkpoint."""
     experiment = build_experiment(directory.recipe, task, data)
     return experiment.module(last_state(directory, experiment.layers))
 
 
-def write_model(directory: RunDirectory, path: Path, task: Task | None = None, data: Path | None = None) -> None:
+def write_model(directory: RunDirectory, path: Path, task: AnyTask | None = None, data: Path | None = None) -> None:
     """Write its whole state dict as safetensors, where there is nothing yet."""
     if path.suffix not in ("", ".safetensors"):
         name, module = path.with_suffix(".safetensors"), f"fedstrata.Run({str(directory.path)!r}).model()"

@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,16 @@ from fedstrata.core.errors import RunDirectoryError
 from fedstrata.core.layers import Layers
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState
+from fedstrata.core.versions import Versions
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import environment, formats
-from fedstrata.runs.directory import RunDirectory, digest, round_file, sha256
+from fedstrata.runs.directory import Checkpoint, RunDirectory, digest, round_file, sha256
 from fedstrata.runs.environment import differences
 from fedstrata.runs.files import TEMPORARY, WHILE_WRITING, Folder, locked, sync_folder
 from fedstrata.runs.formats import RUN_FORMAT, Line, damaged
+from fedstrata.runs.packs import MEMORY, Packs
 
-_KEPT_CHECKPOINTS = 2
+_PARTS = ("objective", "weighting", "server", "memory")
 
 
 def make_directory(path: Path, recipe: Recipe, about: Mapping[str, Any], state: ServerState) -> None:
@@ -122,14 +125,43 @@ class RunWriter(RunDirectory):
         before = self.files.read("failed.jsonl") if self.files.has("failed.jsonl") else b""
         self.files.write("failed.jsonl", before + _line(self.id, line))
 
-    def store_checkpoint(self, state: ServerState) -> None:
-        """Write the server's state, and forget all but the last ones."""
+    def store_clients(self, round: int, results: Mapping[str, np.ndarray]) -> None:
+        """Write what every client was measured to."""
+        metadata = {"run": str(self.id), "round": str(round)}
+        self.files.make_folder("clients")
+        self.files.write(round_file("clients", round), save(dict(sorted(results.items())), metadata))
+
+    def store_checkpoint(self, state: ServerState, versions: Versions | None = None) -> None:
+        """Write the server's state, and forget all but the last ones. What it names of clients' memory comes first."""
+        if state.memory and versions is not None:
+            self.packs.store(state.round, state.memory, versions)
         _write_checkpoint(self.files, state, str(self.id))
         self._forget_old_checkpoints()
 
+    def load_memory(self, state: ServerState, versions: Versions) -> None:
+        """Take what the state names of clients' memory out of its packs."""
+        if state.memory:
+            self.packs.load(state.round, state.memory, versions)
+
+    @cached_property
+    def packs(self) -> Packs:
+        """The clients' memory."""
+        return Packs(self.files, str(self.id))
+
     def _forget_old_checkpoints(self) -> None:
-        for round in self.rounds("checkpoints")[:-_KEPT_CHECKPOINTS]:
+        rounds, keep = self.rounds("checkpoints"), self.recipe.record.keep_checkpoints
+        for round in rounds[:-keep]:
             self.files.remove(round_file("checkpoints", round))
+        if self.files.has(MEMORY):
+            self.packs.forget({round: self._table(round) for round in rounds[-keep:]})
+
+    def _table(self, round: int) -> dict[str, torch.Tensor]:
+        """The table of clients' memory that a checkpoint has; none, if it cannot be read."""
+        try:
+            arrays, _ = self.files.read_arrays(round_file("checkpoints", round), "memory/")
+        except (OSError, RunDirectoryError):
+            return {}
+        return {name.removeprefix("memory/"): torch.from_numpy(array) for name, array in arrays.items()}
 
     def rewind(self, round: int) -> list[Line]:
         """Drop everything younger than a round: what an interrupted process left of the next one. What is kept.
@@ -149,24 +181,33 @@ class RunWriter(RunDirectory):
             lines[-1] = _line(self.id, last)
         if before != b"".join(lines) or not self.files.has("history.jsonl"):
             self.files.write("history.jsonl", b"".join(lines))
-        for folder in ("", "layers", "checkpoints"):
-            for name in self.files.names(folder):
+        for folder in ("", "layers", "checkpoints", "clients", MEMORY):
+            for name in self.files.names(folder) if not folder or self.files.has(folder) else ():
                 if name.endswith(TEMPORARY):
                     self.files.remove(f"{folder}/{name}" if folder else name)
-        for known in self.rounds("layers"):
-            if known > round:
-                self.files.remove(round_file("layers", known))
-            else:
-                self.files.has(round_file("layers", known))  # a link is refused now, and not when it is first read
+        for folder in ("layers", "clients", MEMORY):
+            for known in self.rounds(folder) if self.files.has(folder) else ():
+                if known > round:
+                    self.files.remove(round_file(folder, known))
+                else:
+                    self.files.has(round_file(folder, known))  # a link is refused now, and not when it is first read
         self._forget_old_checkpoints()
         return self.history()
 
 
 def last_state(directory: RunDirectory, layers: Layers | None = None) -> ServerState:
     """The state after the last checkpoint, checked, if they are given, against the model's layers."""
-    last = directory.last_checkpoint()
+    return _state(directory, directory.last_checkpoint(), layers)
+
+
+def state_after(directory: RunDirectory, layers: Layers, round: int) -> ServerState:
+    """The same after a round whose checkpoint is kept."""
+    return _state(directory, directory.checkpoint(round), layers)
+
+
+def _state(directory: RunDirectory, last: Checkpoint, layers: Layers | None) -> ServerState:
     path = directory.path / round_file("checkpoints", last.round)
-    parts: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "weighting": {}, "server": {}}
+    parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in _PARTS}
     try:
         tensors = {name: torch.from_numpy(array) for name, array in last.arrays.items()}
     except TypeError as error:
@@ -197,7 +238,7 @@ def _require_tensors(directory: RunDirectory, found: list[str]) -> None:
 
 def _write_checkpoint(files: Folder, state: ServerState, run: str) -> None:
     tensors = {"model": state.model}
-    for part in ("objective", "weighting", "server"):
+    for part in _PARTS:
         tensors |= {f"{part}/{name}": tensor for name, tensor in getattr(state, part).items()}
     arrays = {name: tensors[name].detach().cpu().contiguous().numpy() for name in sorted(tensors)}
     metadata = {"format": str(RUN_FORMAT), "run": run, "round": str(state.round)}

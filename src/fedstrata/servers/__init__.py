@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fedstrata.core.axes import Adopt
+from fedstrata.servers.feddyn import FedDynStep
 
 SERVERS = {
     "adopt": Adopt,
+    "feddyn": FedDynStep,
 }
 
-__all__ = ["SERVERS", "Adopt"]
+__all__ = ["SERVERS", "Adopt", "FedDynStep"]

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypedDict, get_type_hints
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from fedstrata.core import rng
 from fedstrata.core.errors import MISSING, BadValue, DataError, FedstrataError, RecipeError
 from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
-from fedstrata.tasks.augment import augmented
+from fedstrata.tasks.augment import Operation, augmented
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
+from fedstrata.tasks.mapped import Mapped
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
-from fedstrata.tasks.partitions import Partition, held_out_sizes, split
+from fedstrata.tasks.partitions import Partition, Scheme, held_out_sizes, split
 from fedstrata.tasks.task import Data, Samples, Task, as_data, rows_of
 from fedstrata.tasks.whole import Whole
 
@@ -59,13 +60,25 @@ class ClientShards(Sequence[Data]):
         return held_out if self.part == "held_out" else sizes - held_out
 
 
-def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path | None = None) -> Task:
-    """Load, partition, and put together what the recipe names."""
+class Given(TypedDict, total=False):
+    """What Python may hand over itself in the place of what a recipe names."""
+
+    data: Mapped
+    partition: Scheme
+    model: Callable[..., nn.Module]
+    augment: Sequence[str | Operation]
+
+
+def build_task(
+    config: TaskConfig, seed: int, held_out: float = 0.0, data: Path | None = None, given: Given | None = None
+) -> Task:
+    """Load, partition, and put together what the recipe names, or what was given."""
+    given = given or {}
     if config.function is not None:
         return _users_task(config, seed)
     if config.nodes is not None:
         return _task_of_nodes(config.model, config.nodes)
-    whole = _load(config, seed, data)
+    whole = given["data"]() if "data" in given else _load(config, seed, data)
     train, labels = whole.train, whole.labels
     evaluation: dict[str, Any] = {} if whole.test is None else {"test": whole.test}
     rows = np.arange(len(labels))
@@ -76,7 +89,7 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
         evaluation["validation"] = rows_of(train, rows[: config.validation])
         rows = np.sort(rows[config.validation :])
     if whole.owners is None:
-        partition = _partition(config, labels[rows], seed)
+        partition = _partition(config, labels[rows], seed, given.get("partition"))
     else:
         partition = Partition.from_owners(np.arange(len(rows)), whole.owners[rows], len(whole.client_names))
     partition = Partition(rows[partition.indices], partition.offsets)
@@ -87,9 +100,10 @@ def build_task(config: TaskConfig, seed: int, held_out: float = 0.0, data: Path 
         notes |= {"class_names": list(whole.class_names), "table": table.tolist()}
     if whole.client_names:
         notes["client_names"] = list(whole.client_names)
+    operations = given.get("augment", config.augment)
     return Task(
-        model=_model_factory(config.model, whole.shape, len(whole.class_names)),
-        clients=ClientShards(augmented(train, config.augment, whole.shape), partition, seed, held_out, "train"),
+        model=model_factory(config.model, whole.shape, len(whole.class_names), given.get("model")),
+        clients=ClientShards(augmented(train, operations, whole.shape), partition, seed, held_out, "train"),
         held_out=ClientShards(train, partition, seed, held_out, "held_out") if held_out else None,
         evaluation=evaluation,
         name=config.dataset,
@@ -101,7 +115,7 @@ def _task_of_nodes(model: Mapping[str, Any], nodes: NodesConfig) -> Task:
     """What is known without any data; how much each client has, it says itself later."""
     unknown = np.ones(nodes.clients, dtype=np.int64)
     return Task(
-        model=_model_factory(model, tuple(nodes.shape), len(nodes.class_names)),
+        model=model_factory(model, tuple(nodes.shape), len(nodes.class_names)),
         clients=RemoteData(unknown),
         held_out=RemoteData(unknown),
         name=NODES,
@@ -194,8 +208,10 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 _TOO_MUCH = "needs more memory than there is"
 
 
-def _partition(config: TaskConfig, labels: np.ndarray, seed: int) -> Partition:
-    name, scheme = config.partition.get("name"), config.built_partition
+def _partition(config: TaskConfig, labels: np.ndarray, seed: int, given: Scheme | None = None) -> Partition:
+    name, scheme = config.partition.get("name"), given or config.built_partition
+    if given is not None:
+        name = type(given).__name__
     try:
         partition = scheme.split(labels, rng.generator(seed, "partition"))
     except BadValue as error:
@@ -216,13 +232,15 @@ def _partition(config: TaskConfig, labels: np.ndarray, seed: int) -> Partition:
     return partition
 
 
-def _model_factory(table: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+def model_factory(
+    table: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: Callable[..., nn.Module] | None = None
+) -> Callable[[], nn.Module]:
     """Our models take the input's shape and the number of classes; a user's takes of these what it has a name for."""
-    options = dict(table)
+    options = dict(table) if own is None else {"name": getattr(own, "__name__", type(own).__name__)}
     if "name" not in options:
         raise RecipeError("task.model.name", MISSING, f"is missing; there are: {', '.join(MODELS)}")
     name = options.pop("name")
-    factory = find("task.model.name", name, MODELS)
+    factory = find("task.model.name", name, MODELS) if own is None else own
     accepted = inspect.signature(factory).parameters
     types = get_type_hints(factory) if inspect.isfunction(factory) else {}
     given = {key: value for key, value in (("input_shape", shape), ("classes", classes)) if key in accepted}

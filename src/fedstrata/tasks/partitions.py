@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,13 @@ from fedstrata.core.errors import MISSING, RecipeError, require
 from fedstrata.registry import build, find
 
 Ints = NDArray[np.int64]
+
+
+class Scheme(Protocol):
+    """Shares samples out: `labels` are those of all samples, and nothing is drawn but from `generator`."""
+
+    def split(self, labels: NDArray[Any], generator: np.random.Generator) -> Any:
+        """A `Partition`, or an array of sample indices for each client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,17 +290,15 @@ class TwoClassDirichlet:
             return np.exp((shares - np.where(np.isfinite(largest), largest, 0)) / self.alpha)
 
 
+iid, iid_mix, x_class = Iid, IidMix, XClass
+fedadp_case1, fedadp_case2 = FedAdpCase1, FedAdpCase2
+shards = Shards
+dirichlet, two_class_dirichlet = Dirichlet, TwoClassDirichlet
+
 PARTITIONS: dict[str, type] = {
-    "iid": Iid,
-    "iid_mix": IidMix,
-    "x_class": XClass,
-    "fedadp_case1": FedAdpCase1,
-    "fedadp_case2": FedAdpCase2,
-    "shards": Shards,
-    "dirichlet": Dirichlet,
-    "two_class_dirichlet": TwoClassDirichlet,
+    name: found for name, found in list(globals().items()) if name.islower() and isinstance(found, type)
 }
-"""Every scheme by name."""
+"""Every scheme by name, as above: `partitions.dirichlet(clients=100, alpha=0.1)` is what a recipe's table makes."""
 
 
 def build_partition(table: Mapping[str, Any]) -> Any:
@@ -381,13 +387,13 @@ _MOST = 100_000_000
 
 def _at_least(least: int, **fields: int) -> None:
     for field, value in fields.items():
-        require(value >= least, field, value, f"must be at least {least}")
+        require(isinstance(value, Integral) and value >= least, field, value, f"must be at least {least}")
         require(value <= _MOST, field, value, f"must be at most {_MOST}")
 
 
 def _positive(**fields: float) -> None:
     for field, value in fields.items():
-        require(0 < value < math.inf, field, value, "must be > 0 and finite")
+        require(isinstance(value, Real) and 0 < value < math.inf, field, value, "must be > 0 and finite")
 
 
 def _enough(field: str, value: int, needed: int, available: int, where: str = "in the data") -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from typing import Any, Protocol
 
@@ -147,7 +147,9 @@ class Rows:
 
 def rows_of(whole: Data, rows: np.ndarray) -> Data:
     """Some samples of a data set."""
-    return Samples(whole.inputs, whole.targets, rows) if isinstance(whole, Samples) else Rows(whole, rows)
+    if not isinstance(whole, NestedSamples):
+        return Rows(whole, rows)
+    return replace(whole, rows=rows if whole.rows is None else whole.rows[rows])
 
 
 def _is_pair(found: object) -> bool:
