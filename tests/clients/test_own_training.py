@@ -171,13 +171,15 @@ def test_a_force_is_in_the_penalty() -> None:
 
 
 def test_algorithms_that_a_training_function_cannot_serve(tmp_path: Path) -> None:
-    """SCAFFOLD has to know how far steps reach, and MOON has a loss of its own in the middle of a step."""
-    text = "scaffold needs to know how far a client's local steps reach"
-    with pytest.raises(RoundFailed, match=text):
-        with_function(plain, algorithms.named("scaffold"))
-    task = replace(TASK, train=plain, evaluation={"test": TASK.clients[0]})
-    with pytest.raises(RecipeError, match=r"algorithm.objective = 'Moon': has a loss of its own in every step"):
-        fedstrata.run(task, "moon", rounds=1, out=tmp_path / "moon")
+    """SCAFFOLD and FedNova have to know how far steps reach, and MOON has a loss of its own in the middle of a step."""
+    task, reach = replace(TASK, train=plain, evaluation={"test": TASK.clients[0]}), "how far local steps reach"
+    for name, rule, needs in (
+        ("scaffold", "algorithm.objective = 'Scaffold'", reach),
+        ("fednova", "algorithm.weighting = 'FedNova'", reach),
+        ("moon", "algorithm.objective = 'Moon'", "a loss of its own in every step"),
+    ):
+        with pytest.raises(RecipeError, match=rf"{rule}: needs {needs}, which a task's training function cannot give"):
+            fedstrata.run(task, name, rounds=1, out=tmp_path / name)
 
 
 # --- what it is told, and what it tells -------------------------------------------------------------------------------

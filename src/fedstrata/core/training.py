@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedstrata.core import rng
-from fedstrata.core.errors import require
+from fedstrata.core.errors import RecipeError, require
 from fedstrata.core.optimizers import check_optimizer
 from fedstrata.core.schedules import Schedule
+
+if TYPE_CHECKING:
+    from fedstrata.core.axes import Algorithm
 
 
 @dataclass(frozen=True)
@@ -155,3 +158,18 @@ class LocalTraining:
             return None
         beta = self.momentum
         return (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)
+
+
+def check_training(algorithm: Algorithm, training: LocalTraining | None) -> None:
+    """Refuse a rule that has to know how far local steps reach, where nobody does."""
+    for axis in ("objective", "weighting"):
+        rule = getattr(algorithm, axis)
+        if not getattr(rule, "needs_reach", False) or (training is not None and training.reach(1) is not None):
+            continue
+        name = type(rule).__name__
+        if training is None:
+            problem = "needs to know each client's local steps, and here nobody can tell it"
+            raise RecipeError(f"algorithm.{axis}", name, problem)
+        only = "only SGD has a number, without options and unclipped"
+        problem = f"{name} divides by how far local steps reach, for which {only}"
+        raise RecipeError("training.optimizer", training.optimizer, problem)

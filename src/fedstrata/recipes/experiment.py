@@ -21,15 +21,17 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.clients.modules import is_whole, same_bits
 from fedstrata.clients.training import Setup, build_model, local_optimizer
-from fedstrata.core.axes import Algorithm, Compares
+from fedstrata.core.axes import Algorithm, Compares, MovesSome, TrainsTwice
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers, unmatched
+from fedstrata.core.memory import OWN, PRIVATE, Version
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
 from fedstrata.core.training import LocalTraining
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.config import NODES, PYTHON_TASK
+from fedstrata.tasks.held_out import with_held_out
 from fedstrata.tasks.metric import ACCURACY
 from fedstrata.tasks.nodes import RemoteData
 from fedstrata.tasks.seeded import SeededTask
@@ -88,6 +90,7 @@ class Experiment:
             device=self.recipe.engine.device,
             record=self.recipe.record.layers,
             evaluation_batch=self.recipe.evaluation.batch_size,
+            fine_tune=self.recipe.evaluation.fine_tune or 0,
         )
 
     @property
@@ -154,12 +157,23 @@ class Experiment:
                 for layer in self.layers.layers
             ],
             "data": notes,
-        }
+        } | ({"private": private} if (private := self._private_names()) else {})
 
-    def module(self, state: ServerState) -> nn.Module:
-        """The global model as a module of its own, all of it contiguous, as files and `view` want it."""
-        model = self.build()
+    def _private_names(self) -> list[str]:
+        """The tensors that stay with the clients."""
+        return [entry.name for layer in self.layers.private for entry in layer.entries]
+
+    def module(self, state: ServerState, memory: Version | None = None) -> nn.Module:
+        """The global model as a module of its own, all of it contiguous, as files and `view` want it.
+
+        With what a client remembers it is that client's: with its private layers, or the model that is its own.
+        """
+        model, memory = self.build(), memory or {}
         self.layers.load(model, state.model)
+        if OWN in memory and isinstance(self.algorithm.objective, TrainsTwice):
+            self.layers.whole.load(model, memory[OWN])
+        elif PRIVATE in memory:
+            self.layers.whole.load(model, torch.cat([state.model, memory[PRIVATE]]))
         for tensor in (*model.parameters(), *model.buffers()):
             if is_whole(tensor):  # and not a part of another
                 tensor.data = tensor.data.contiguous()
@@ -184,9 +198,11 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
         task = seeded.build(recipe.seed, evaluation.held_out if "clients" in evaluation.on else 0.0, data)
     if task.metric is ACCURACY and evaluation.target is not None:
         check_accuracy_target(evaluation.target)
+    if "clients" in evaluation.on and task.held_out is None:
+        what = f"task {task.name!r} has no held-out data of clients: of each client's samples"
+        _log.warning("%s", printable(f"{what}, {evaluation.held_out:g} are held out (evaluation.held_out)"))
+        task = with_held_out(task, evaluation.held_out, recipe.seed)
     for name in evaluation.on:
-        if name == "clients" and task.held_out is None:
-            raise RecipeError("evaluation.on", evaluation.on, f"task {task.name!r} has no held-out data of clients")
         if name != "clients" and name not in task.evaluation:
             known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
             raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
@@ -203,13 +219,25 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = recipe.built_algorithm
     check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
+    _check_training(recipe, algorithm)
     layers = _layers(model, recipe, algorithm)
     _check_builder(model, build(), layers)
-    _check_training(task, recipe.training.local, model)
-    if task.train is not None and isinstance(algorithm.objective, Compares):
-        problem = "has a loss of its own in every step, for which a training function has no place"
-        raise RecipeError("algorithm.objective", type(algorithm.objective).__name__, problem)
+    _check_loop(task, algorithm, recipe.training.local, model)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
+
+
+def _check_training(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuse local training that a rule cannot be used with."""
+    training, objective = recipe.training.local, algorithm.objective
+    for rule in (objective, algorithm.weighting, algorithm.server):
+        if getattr(rule, "needs_reach", False) and training.reach(1) is None:
+            problem = f"{type(rule).__name__} must know how far local steps reach: it takes SGD"
+            raise RecipeError("training.optimizer", training.optimizer, problem)
+    if not isinstance(objective, MovesSome) or training.steps is not None:
+        return
+    if all(objective.moves(epoch) == "private" for epoch in range(training.epochs)):
+        problem = f"{objective!r} comes to no epoch in which shared layers move: more epochs"
+        raise RecipeError("training.epochs", training.epochs, problem)
 
 
 def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
@@ -223,6 +251,8 @@ def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
         )
     layers = Layers.of(model, recipe.grouping(), algorithm.private)
     evaluation = recipe.evaluation
+    if layers.private and evaluation.private == "mean" and recipe.engine.name == "flower":
+        raise RecipeError("evaluation.private", "mean", "on flower private layers are on the nodes, and stay there")
     if layers.private and evaluation.private is None and (servers := [n for n in evaluation.on if n != "clients"]):
         problem = "the server has no private layers; evaluate on clients, or say evaluation.private = 'initial'"
         raise RecipeError("evaluation.on", servers[0], problem)
@@ -261,17 +291,25 @@ def _check_builder(model: nn.Module, again: nn.Module, layers: Layers) -> None:
             raise RecipeError("task.model", name, problem)
 
 
-def _check_training(task: Task, training: LocalTraining, model: nn.Module) -> None:
-    """Refuse keys that a training function would not use, and an optimizer that cannot take the model's weights."""
-    for name in ("optimizer", "optimizer_options", "momentum", "weight_decay", "clip_norm", "clip_value"):
-        value = getattr(training, name)
-        if task.train is not None and value != getattr(LocalTraining(), name):
-            raise RecipeError(f"training.{name}", value, "the task has a training function, which would not use it")
-    if task.train is None and training.names_an_optimizer:
+def _check_loop(task: Task, algorithm: Algorithm, training: LocalTraining, model: nn.Module) -> None:
+    """Refuse an optimizer that cannot take the model's weights, and what a training function would not use or know."""
+    if task.train is None:
+        if not training.names_an_optimizer:
+            return
         try:
             local_optimizer(training, [weight for weight in model.parameters() if weight.requires_grad], 1)
         except (ValueError, TypeError) as error:
             raise RecipeError("training.optimizer", training.optimizer, str(error)) from None
+        return
+    for name in ("optimizer", "optimizer_options", "momentum", "weight_decay", "clip_norm", "clip_value"):
+        if (value := getattr(training, name)) != getattr(LocalTraining(), name):
+            raise RecipeError(f"training.{name}", value, "the task has a training function, which would not use it")
+    for axis in ("objective", "weighting", "server"):
+        rule = getattr(algorithm, axis)
+        if getattr(rule, "needs_reach", False) or isinstance(rule, Compares):
+            needs = "a loss of its own in every step" if isinstance(rule, Compares) else "how far local steps reach"
+            problem = f"needs {needs}, which a task's training function cannot give"
+            raise RecipeError(f"algorithm.{axis}", type(rule).__name__, problem)
 
 
 def _repeats(value: Any, other: Any) -> bool:
