@@ -345,7 +345,8 @@ class TransformersTrainer:
             self.model.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1e9)
-            self.callback.on_pre_optimizer_step(self.args, None, None, model=self.model)
+            with torch.no_grad():
+                self.callback.on_pre_optimizer_step(self.args, None, None, model=self.model)
             optimizer.step()
             self.callback.on_log(self.args, None, None, logs={"loss": loss.item(), "epoch": epoch + 1.0})
         self.callback.on_log(self.args, None, None, logs={"train_runtime": 1.0})

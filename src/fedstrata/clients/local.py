@@ -237,14 +237,15 @@ class Local:
         Gradients that are scaled (mixed precision) are to be unscaled first. Without a proximal term nothing is added.
         """
         self._must_not_be_twice(in_loss=False)
-        self._open_step()
+        with torch.enable_grad():  # a Trainer's callback may be called without
+            self._open_step()
+            if not self.term.objective.differentiable:
+                self.term.pull()
+            elif isinstance(energy := self.term.energy(), Tensor):
+                energy.backward()  # type: ignore[no-untyped-call]
+        self.term.push()
         self._is_open = False
         self._pulls += 1
-        if not self.term.objective.differentiable:
-            self.term.pull()
-        elif isinstance(energy := self.term.energy(), Tensor):
-            energy.backward()  # type: ignore[no-untyped-call]
-        self.term.push()
 
     def penalty(self) -> Tensor | float:
         """The proximal term itself, to add to the loss before `backward()`, instead of `pull()`."""
@@ -259,7 +260,7 @@ class Local:
         for name, value in metrics.items():
             try:
                 number = float(value.detach() if isinstance(value, Tensor) else value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, RuntimeError):
                 raise TypeError(f"local.log({name}={value!r}): is not a number") from None
             total, seen = self._logged.get(name, (0.0, 0))
             self._logged[name] = (total + number * self._weight, seen + self._weight)
