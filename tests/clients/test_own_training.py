@@ -162,7 +162,7 @@ def test_a_force_is_in_the_penalty() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=local.lr, fused=True)
         for inputs, targets in local.batches():
             optimizer.zero_grad()
-            (F.cross_entropy(model(inputs), targets) + local.penalty()).backward()  # type: ignore[no-untyped-call]
+            (F.cross_entropy(model(inputs), targets) + local.penalty()).backward()
             optimizer.step()
 
     rule = algorithms.named("feddyn", alpha=0.3)
