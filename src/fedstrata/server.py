@@ -53,6 +53,7 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState, grown, initial_state
 from fedstrata.core.status import Status
+from fedstrata.core.training import check_training
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole
 
@@ -103,6 +104,7 @@ class Server:
             problem = "asks clients to keep something to themselves, which takes fedstrata's own clients: use run()"
             raise BadValue(f"algorithm.{what}", getattr(algorithm, what), problem)
         require(min_replies >= 1, "min_replies", min_replies, "must be at least 1")
+        check_training(algorithm, None)
         if isinstance(model, nn.Module):
             if buffers is None:
                 buffers = _unmeasured(model)

@@ -74,7 +74,7 @@ def show_command(directory: RunDir) -> None:
     _print_lost(console, "evaluations that failed", unmeasured)
     data = run.about.data
     if data.table is not None:
-        console.print(partition_table(data.table, data.class_names, rows=12))
+        console.print(partition_table(data.table, data.class_names, 12, data.client_names))
     if data.source is not None:
         console.print(f"data: {data.dataset} ({data.source})")
 
@@ -224,7 +224,7 @@ def partition_command(
     notes = task.described()
     if "table" not in notes:
         raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
-    Console().print(partition_table(notes["table"], notes["class_names"]))
+    Console().print(partition_table(notes["table"], notes["class_names"], client_names=notes.get("client_names", ())))
 
 
 def list_command(
@@ -273,12 +273,13 @@ def _recipes() -> Table:
 def _algorithms() -> Table:
     from fedstrata.algorithms import NAMED, axes_of
 
-    axes = ("objective", "selection", "weighting")
-    table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
+    columns = ("algorithm", "its choices, where they are not FedAvg's", "layers")
+    table = Table(*columns, title="--algorithm NAME", title_justify="left")
+    usual = axes_of(NAMED["fedavg"]())
     for name, function in NAMED.items():
         algorithm = function()
-        parts = axes_of(algorithm)
-        table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
+        own = [f"{axis} {part['name']}" for axis, part in axes_of(algorithm).items() if part != usual.get(axis)]
+        table.add_row(name, ", ".join(own), str(algorithm.grouping))
     return table
 
 

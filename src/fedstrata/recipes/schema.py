@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -21,7 +21,7 @@ from fedstrata.algorithms import AXES, from_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MISSING, BadValue, RecipeError, require
 from fedstrata.core.grouping import GROUPINGS, Grouping
-from fedstrata.core.training import LocalTraining, Participation
+from fedstrata.core.training import LocalTraining, Participation, check_training
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.tables import check_values, parse_algorithm, parse_setting, set_key
 from fedstrata.tasks.config import Options, TaskConfig
@@ -219,6 +219,8 @@ class Recipe(BaseModel):
     @field_validator("algorithm")
     @classmethod
     def _axes_are_tables(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(combine := algorithm.get("combine"), str):
+            algorithm = {**algorithm, "combine": {"name": combine}}
         for axis in AXES:
             given = algorithm.get(axis, {})
             require(isinstance(given, Mapping), axis, given, 'must be a table with a name, like { name = "…" }')
@@ -230,6 +232,7 @@ class Recipe(BaseModel):
         recipe = cls.read(table)
         if recipe.built_algorithm.private:
             recipe = recipe.evaluated_on_clients()
+        check_training(recipe.built_algorithm, recipe.training.local)
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target
@@ -375,8 +378,9 @@ def _is_union_branch(part: int | str) -> bool:
 
 def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        tables = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not tables:
             return []
-        model = inner
+        model = tables[0]
     return list(model.model_fields)

@@ -124,6 +124,8 @@ class DataEntry(BaseModel):
     dataset: Text = "its own"
     source: Text | None = None
     class_names: list[Annotated[str, PlainValidator(_label)]] = []
+    client_names: list[Text] = []
+    """What clients are called, if they are more than numbers."""
     table: list[list[Count]] | None = Field(None, min_length=1)
     """Samples by client and class."""
 
