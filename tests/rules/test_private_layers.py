@@ -17,7 +17,7 @@ from fedstrata.core.errors import RecipeError
 from fedstrata.core.layers import Layers, unmatched
 from fedstrata.runs.compare import begin_comparison
 from fedstrata.runs.reader import Run
-from tests.support.runs import TINY
+from tests.support.runs import TINY, run_content
 
 
 def model() -> nn.Module:
@@ -250,3 +250,15 @@ def test_who_is_too_slow_for_the_body_sends_no_layer(tmp_path: Path, caplog: pyt
 
 def whole_bytes(run: Run) -> list[int]:
     return [layer.bytes for layer in run.about.layers]
+
+
+def test_a_run_that_is_extended_forgets_what_was_measured_only_at_its_end(tmp_path: Path) -> None:
+    """As the history does: two rounds and then four are four, with every other one evaluated."""
+    recipe = {**FEW, "algorithm": {"name": "fedper"}, "evaluation": {"every": 2}}
+    long = {**recipe, "training": {**FEW["training"], "rounds": 5}}
+    short = {**recipe, "training": {**FEW["training"], "rounds": 3}}
+    fedstrata.run(long, task=TASK, out=tmp_path / "long")
+    fedstrata.run(short, task=TASK, out=tmp_path / "short")
+    assert (tmp_path / "short" / "clients" / "000003.safetensors").exists()
+    fedstrata.resume(tmp_path / "short", task=TASK, settings={"training.rounds": 5})
+    assert run_content(tmp_path / "short") == run_content(tmp_path / "long")
