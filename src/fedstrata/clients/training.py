@@ -269,7 +269,7 @@ def train(
         spring.force = None if force is None else force.to(anchor.device)
     stays = objective.refresh == "round"
     for step in range(len(schedule)):
-        if isinstance(objective, MovesSome) and schedule.opens_epoch(step):
+        if layers.trains_private and isinstance(objective, MovesSome) and schedule.opens_epoch(step):
             steps.hold(objective.moves(step // schedule.steps_per_epoch))
         if not (stays and step) and is_due(objective, schedule.opens_epoch(step), first_of_round=step == 0):
             spring.refresh()
