@@ -224,7 +224,7 @@ class Local:
 
     def epoch(self) -> None:
         """An epoch begins: for loops that are not over `batches()`."""
-        if isinstance(self.term.objective, MovesSome):
+        if self.term.layers.trains_private and isinstance(self.term.objective, MovesSome):
             moving = self.term.objective.moves(self._epochs)
             for name, weight in self._weights.items():  # what has no gradient does not move
                 weight.requires_grad_(moving == "all" or (moving == "shared") == (name in self.term.layers.entries))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,15 @@ class Engine(Protocol):
     def exchange(self, orders: Sequence[Order]) -> Iterable[tuple[Order, Answer]]:
         """Each order with its answer, as they come; an order may have none."""
         ...
+
+
+@runtime_checkable
+class RemembersElsewhere(Protocol):
+    """An engine whose clients keep their memory themselves, beside that of other runs."""
+
+    run: str
+    afresh: bool
+    """Whether a client that lost its memory starts with none."""
 
 
 @dataclass(frozen=True)

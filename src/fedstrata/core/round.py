@@ -305,7 +305,7 @@ class Round:
     def _reaches_shared(self, at: int) -> bool:
         """Whether a client does so much work that it moves what it is to send."""
         objective, training, who = self.algorithm.objective, self.terms.training, self.participants
-        if not isinstance(objective, MovesSome) or training is None:
+        if training is None or not self.terms.layers.trains_private or not isinstance(objective, MovesSome):
             return True
         work = int(self.work[at])
         if training.steps is not None and who.sizes is not None:

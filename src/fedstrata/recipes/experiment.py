@@ -234,7 +234,7 @@ def _check_training(recipe: Recipe, algorithm: Algorithm) -> None:
         if getattr(rule, "needs_reach", False) and training.reach(1) is None:
             problem = f"{type(rule).__name__} must know how far local steps reach: it takes SGD"
             raise RecipeError("training.optimizer", training.optimizer, problem)
-    if not isinstance(objective, MovesSome) or training.steps is not None:
+    if not algorithm.private or not isinstance(objective, MovesSome) or training.steps is not None:
         return
     if all(objective.moves(epoch) == "private" for epoch in range(training.epochs)):
         problem = f"{objective!r} comes to no epoch in which shared layers move: more epochs"

@@ -349,6 +349,22 @@ def read_layers(arrays: Mapping[str, np.ndarray], about: About, path: Path) -> L
     return record
 
 
+# --- clients/*.safetensors -------------------------------------------------------------------------------------------
+
+_OF_RESULTS = {"client": _WHOLE, "samples": _WHOLE, "loss": _REAL, "metric": _REAL, "taken_part": np.dtype(bool)}
+
+
+def read_clients(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file in clients/, and no others: one number for every client that was measured."""
+    for name, kind in _OF_RESULTS.items():
+        if name not in arrays:
+            raise damaged(path, f"{name}: missing")
+        found, shape = arrays[name], arrays["client"].shape
+        if found.ndim != 1 or found.shape != shape or found.dtype != kind:
+            raise damaged(path, f"{name} is {found.dtype} {list(found.shape)}, expected {kind} {list(shape)}")
+    return {name: arrays[name] for name in _OF_RESULTS}
+
+
 # --- compare.json ----------------------------------------------------------------------------------------------------
 
 

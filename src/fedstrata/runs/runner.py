@@ -20,7 +20,7 @@ from fedstrata.clients import evaluation
 from fedstrata.clients.evaluation import NEWCOMERS
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
-from fedstrata.core.fit import Engine, fit
+from fedstrata.core.fit import Engine, RemembersElsewhere, fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.state import ServerState
@@ -111,7 +111,7 @@ def run_rounds(
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
         if engine is None:
             engine = stack.enter_context(open_engine(experiment, run.path.absolute() / "nodes"))
-        if hasattr(engine, "run"):  # where memory lies with that of other runs
+        if isinstance(engine, RemembersElsewhere):
             engine.run, engine.afresh = str(run.directory.id), experiment.recipe.engine.lost_memory == "afresh"
         settings = experiment.recipe.record
         if (versions := getattr(engine, "versions", None)) is not None:
