@@ -305,6 +305,14 @@ def test_the_results_have_every_seed_of_a_comparison_that_grows(recipe: Any, cli
     assert f"{cli('show', out).out}as numbers: " in answer.out
 
 
+def test_a_comparison_is_no_run(cli: Any, tiny: Any, tmp_path: Path) -> None:
+    begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c")
+    for command in (["run", "--resume", tmp_path / "c"], ["export", tmp_path / "c", tmp_path / "m.safetensors"]):
+        answer = cli(*command)
+        assert answer.code == 2
+        assert "is no run directory: it is a comparison, which has its runs below it" in answer.err
+
+
 def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> None:
     def jobs(out: str) -> Any:
         return begin_comparison(tiny(), ["fedavg", "fedadp"], [0], out=tmp_path / out).jobs

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +22,7 @@ from fedstrata.core.display import Table
 from fedstrata.runs.compare import begin_comparison, run_job
 from fedstrata.runs.comparison import read_comparison
 from fedstrata.runs.runner import create_run, run_rounds
+from tests.support.processes import process_environment
 
 HOSTILE = "<script>alert(1)</script> & \x1b[2J"
 
@@ -281,3 +286,29 @@ def test_only_run_and_compare_write_and_only_below_out(
         _ = repr(shown), shown._repr_html_(), shown.frame()
     run.model()
     assert files() == written
+
+
+def test_a_script_at_a_terminal_has_a_bar(tmp_path: Path) -> None:
+    """It is steered by rich alone, and gone at the end."""
+    code = (
+        "from fedstrata.runs.progress import progress\n"
+        "with progress([2, 3]) as bar:\n"
+        "    bar.begins(0, 'a\\x1b]0;owned\\x07'); bar.reaches({'round': 2})\n"
+        "    bar.begins(1, '[b]c'); bar.reaches({'round': 1})\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = process_environment() | {"TERM": "xterm"}
+    done = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, env=environment)
+    os.close(theirs)
+    received = b""
+    with contextlib.suppress(OSError):  # how Linux says that nobody has the other end any more
+        while part := os.read(ours, 65536):
+            received += part
+    os.close(ours)
+    text = received.decode()
+    assert done.wait() == 0
+    assert "\x1b]0;" not in text
+    assert "a\\x1b]0;owned\\x07" in text
+    assert "[b]c" in text
+    assert "2/5" in text
+    assert "3/5" in text

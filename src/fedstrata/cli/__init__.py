@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
@@ -80,7 +81,7 @@ def main(commands: typer.Typer = app) -> None:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:  # a disk that is full, a folder one may not write to
-        _complain(f"{error.filename or 'system'}: {error.strerror or error}")
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
         sys.exit(2)
     except Exception as error:
         usage = getattr(error, "format_message", None)  # what typer raises when an option is wrong
@@ -90,7 +91,8 @@ def main(commands: typer.Typer = app) -> None:
             for line in usage().splitlines():  # empty, where typer has shown the help itself
                 terminal.say(line)
         else:
-            _complain(f"{usage()} (--help shows what there is)")
+            said = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", usage())  # typer and click both have the idea
+            _complain(f"{said} (--help shows what there is)")
         sys.exit(2)
 
 

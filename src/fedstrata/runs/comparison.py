@@ -48,11 +48,6 @@ class Comparison:
     jobs: tuple[Job, ...]
     path: Path
 
-    def plot(self, kind: str = "curves", **options: Any) -> Chart:
-        """A picture of the comparison as an Altair chart; see `fedstrata.plots`."""
-        chart: Chart = plots.draw(kind, self, **options)
-        return chart
-
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
         """Every run, by algorithm and seed."""
@@ -98,6 +93,16 @@ class Comparison:
             return html(self.tables())
         except (FedstrataError, OSError) as error:  # a run that is not finished, or not there any more
             return html([Table(str(error), (), ((repr(self),),))])
+
+    @classmethod
+    def at(cls, path: str | Path) -> Comparison:
+        """One that was run before: the seeds that every algorithm has run to their end."""
+        return read_comparison(Path(path))[0]
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the comparison as an Altair chart; see `fedstrata.plots`."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
 
 
 def read_request(path: Path) -> Request:

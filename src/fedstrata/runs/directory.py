@@ -55,7 +55,12 @@ class RunDirectory:
         if not path.is_dir() and handle is None:
             raise RunDirectoryError(f"{path} does not exist or is no directory")
         if not self.files.has("run.json"):
-            raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
+            what = (
+                "it is a comparison, which has its runs below it"
+                if self.files.has("compare.json")
+                else "it has no run.json"
+            )
+            raise RunDirectoryError(f"{path} is no run directory: {what}")
         self.reread()
 
     def reread(self) -> None:
@@ -146,6 +151,15 @@ class RunDirectory:
         if self.id is not None:
             self.require_ours(name, metadata, round)
         return formats.read_layers(arrays, self.about, self.path / name)
+
+    def clients(self, round: int) -> dict[str, np.ndarray]:
+        """What every client was measured to after a round; `RunDirectoryError`, if none was."""
+        name = round_file("clients", round)
+        if not self.files.has("clients") or not self.files.has(name):
+            raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
+        arrays, metadata = self.files.read_arrays(name)
+        self._require_ours(name, metadata, round)
+        return arrays
 
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""

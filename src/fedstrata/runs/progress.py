@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedstrata.core.display import Table
+from fedstrata.core.errors import visible
 from fedstrata.formatting import number, size
 from fedstrata.runs.formats import Line
 
@@ -53,7 +54,7 @@ class _Line:
 
     def begins(self, run: int, name: str) -> None:
         self._run = run
-        self._progress.update(self._task, completed=self._before[run], description=name, refresh=True)
+        self._progress.update(self._task, completed=self._before[run], description=visible(name), refresh=True)
 
     def reaches(self, line: Line) -> None:
         self._progress.update(self._task, completed=self._before[self._run] + line["round"], refresh=True)
