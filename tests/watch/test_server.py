@@ -238,6 +238,7 @@ def test_headers(serve: Serve, tmp_path: Path) -> None:
     status, page, headers = ask(serve(tmp_path), "/view?of=0/run")
     assert status == 200
     assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
     assert headers["Cache-Control"] == "no-store"
     policy = page.decode().split('Content-Security-Policy" content="')[1].split('"')[0]
     assert policy.endswith("; connect-src 'self'")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from fedstrata.core.errors import FedstrataError, UserError
+from fedstrata.core.errors import FedstrataError, RunDirectoryError, UserError
 from fedstrata.formatting import duration
 from fedstrata.plots.arms import Source
 from fedstrata.report.page import as_json, render
@@ -80,6 +80,8 @@ class Server(ThreadingHTTPServer):
                         sources.append(_again(one.path, old))
                     except (FedstrataError, OSError) as error:
                         problems.append(str(error))
+                if problems and not sources:
+                    raise RunDirectoryError(problems[0])
                 if not sources:
                     raise KeyError(key)
                 view = View(sources, problems, LIVE_BUDGET)
