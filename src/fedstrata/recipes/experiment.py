@@ -137,8 +137,9 @@ class Experiment:
         """What a run directory says of it besides the recipe."""
         task = self.task
         notes = task.described(here=not isinstance(task.clients, RemoteData))
-        if len(notes.get("table", ())) > MOST_COUNTED:
-            del notes["table"]
+        for key in ("table", "client_names"):
+            if len(notes.get(key, ())) > MOST_COUNTED:
+                del notes[key]
         return {
             "resolved": {"threads": 1, "dtype": self.recipe.engine.dtype},
             "metric": {"name": task.metric.name, "direction": task.metric.direction},

@@ -158,7 +158,7 @@ class RunDirectory:
         if not self.files.has("clients") or not self.files.has(name):
             raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
         arrays, metadata = self.files.read_arrays(name)
-        self._require_ours(name, metadata, round)
+        self.require_ours(name, metadata, round)
         return arrays
 
     def rounds(self, folder: str) -> list[int]:
