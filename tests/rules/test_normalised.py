@@ -106,7 +106,7 @@ def test_a_straggler_counts_as_much_as_its_data() -> None:
 
 def test_fednova_where_no_step_has_a_reach(recipe: Any) -> None:
     adam = TRAINING.model_copy(update={"optimizer": "adam", "momentum": 0.0})
-    problem = "training.optimizer = 'adam': FedNova divides by how far local steps reach, for which only SGD has"
+    problem = "training.optimizer = 'adam': FedNova must know how far local steps reach: it takes SGD"
     with pytest.raises(RecipeError, match=problem):
         final(FedNova(), training=adam)
     with pytest.raises(RecipeError, match=problem):

@@ -124,5 +124,5 @@ def check_training(algorithm: Algorithm, training: LocalTraining | None) -> None
         if training is None:
             problem = "needs to know each client's local steps, and here nobody can tell it"
             raise RecipeError(f"algorithm.{axis}", name, problem)
-        problem = f"{name} divides by how far local steps reach, for which only SGD has a number"
+        problem = f"{name} must know how far local steps reach: it takes SGD"
         raise RecipeError("training.optimizer", training.optimizer, problem)
