@@ -28,7 +28,7 @@ from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.memory import OWN, PRIVATE, Version
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
-from fedstrata.core.training import LocalTraining
+from fedstrata.core.training import LocalTraining, check_training
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.held_out import with_held_out
@@ -230,10 +230,7 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
 def _check_training(recipe: Recipe, algorithm: Algorithm) -> None:
     """Refuse local training that a rule cannot be used with."""
     training, objective = recipe.training.local, algorithm.objective
-    for rule in (objective, algorithm.weighting, algorithm.server):
-        if getattr(rule, "needs_reach", False) and training.reach(1) is None:
-            problem = f"{type(rule).__name__} must know how far local steps reach: it takes SGD"
-            raise RecipeError("training.optimizer", training.optimizer, problem)
+    check_training(algorithm, training)
     if not algorithm.private or not isinstance(objective, MovesSome) or training.steps is not None:
         return
     if all(objective.moves(epoch) == "private" for epoch in range(training.epochs)):

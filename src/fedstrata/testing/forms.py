@@ -20,7 +20,7 @@ from fedstrata.testing.subject import Subject, same
 def weights(subject: Subject) -> None:
     """Weights are float64 [K, L], finite and not negative, whatever the updates are and whoever sent what."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in situations(layers, subject.compares).items():
             found, _ = subject.rule.weigh(one, subject.begin(layers).weighting)
             where = f"for {when} ({what})"
             shape = [len(one), len(layers)]
@@ -42,7 +42,7 @@ def _expect_all(fine: Tensor, values: Tensor, where: str) -> None:
 def model_has_its_form(subject: Subject) -> None:
     """The new model is finite, in the shape and dtype of the old one, whatever the updates are, whoever sent what."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in situations(layers, subject.compares).items():
             before, after, _ = subject.first_round(one)
             where = f"for {when} ({what})"
             expect(after.shape == before.shape, f"shape {list(after.shape)}, not {list(before.shape)}, {where}")
@@ -55,7 +55,11 @@ STATEFUL = ("objective", "weighting", "server")
 
 def _states(subject: Subject) -> Iterator[tuple[str, Layers, list[Any]]]:
     for what, layers in all_layers().items():
-        yield what, layers, [getattr(state, subject.axis) for state, _ in subject.rounds(history(layers))]
+        yield (
+            what,
+            layers,
+            [getattr(state, subject.axis) for state, _ in subject.rounds(history(layers, subject.compares))],
+        )
 
 
 @check(*STATEFUL)

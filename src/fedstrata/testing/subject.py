@@ -77,6 +77,11 @@ class Subject:
     def __post_init__(self) -> None:
         self._untouched = copy.deepcopy(self.rule)
 
+    @property
+    def compares(self) -> str:
+        """What the rule can do with: whole models, layers, or units."""
+        return str(getattr(self.rule, "compares", "units"))
+
     def fresh(self) -> Any:
         """The rule as it was handed over, as another machine would have it."""
         return copy.deepcopy(self._untouched)
@@ -135,7 +140,7 @@ class Subject:
         asked = {"objective": subject._pulls, "selection": subject._choices}.get(self.axis)
         found = dict(asked(layers, given)) if asked else {}
         if self.axis != "selection":
-            for number, (state, weights) in enumerate(subject.rounds(history(layers), given)):
+            for number, (state, weights) in enumerate(subject.rounds(history(layers, self.compares), given)):
                 found |= {f"model {number}": state.model, f"weights {number}": weights}
                 found |= as_items(f"state {number}", getattr(state, self.axis, {}))
         return found, given
@@ -143,7 +148,7 @@ class Subject:
     def terms(self, layers: Layers) -> Iterator[tuple[str, ProximalTerm]]:
         """The objective's proximal term where training begins, and where the weights have moved."""
         state = self.begin(layers)
-        later = self.rounds(history(layers)[:1])[-1][0]
+        later = self.rounds(history(layers, self.compares)[:1])[-1][0]
         away = torch.from_numpy(rng.generator(0, "away").normal(size=layers.numel)).to(layers.dtype)
         for when, server, moved in (
             ("where training begins", state, torch.zeros_like(away)),
@@ -173,7 +178,9 @@ class Subject:
         return rule if for_cohort is None else for_cohort(count)
 
     def _choices(self, layers: Layers, given: Given) -> Iterator[tuple[str, Tensor]]:
-        updates = [row.clone() for row in history(layers)[0].updates] + [torch.zeros(layers.numel, dtype=layers.dtype)]
+        updates = [row.clone() for row in history(layers, self.compares)[0].updates] + [
+            torch.zeros(layers.numel, dtype=layers.dtype)
+        ]
         given.note(update=updates)
         if isinstance(self.rule, SelectsBefore):
             for count, selection in self.for_counts():
