@@ -21,11 +21,14 @@ from fedstrata.core.axes import Algorithm
 from fedstrata.core.determinism import steady
 from fedstrata.core.fit import fit
 from fedstrata.core.layers import Layers
-from fedstrata.core.memory import PRIVATE, tags
+from fedstrata.core.memory import PRIVATE, merged, tags
 from fedstrata.core.state import ServerState
 from fedstrata.engines.local import LocalEngine
+from fedstrata.objectives import FedProx
 from fedstrata.recipes.schema import Training
+from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomLayers
 from fedstrata.tasks.task import Task
+from fedstrata.weightings import Uniform
 from tests.support.math import Tiny, image_task, prepare
 
 SIZES = [9, 4, 0, 14, 7, 11]
@@ -258,3 +261,119 @@ def test_every_rule_is_its_slow_self(name: str) -> None:
             remembered = layers.views(next(iter(version.values())))
             for tensor, value in slow.variates[client].items():
                 torch.testing.assert_close(remembered[tensor], value, **near)
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+RETRIED = {"dropouts": 0.3, "min_replies": 0.6, "attempts": 20, "stragglers": 0.5, "momentum": 0.5}
+SENDING: dict[str, Any] = {
+    "all": Everything(),
+    "random_layers": RandomLayers(n=2),
+    "fedldf": FedLDF(n=2),
+    "units": NeuronPruning(share=0.5),
+}
+
+
+@pytest.mark.parametrize("selection", SENDING)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_scaffolds_c_is_the_mean_of_all_c_k(selection: str, workers: int) -> None:
+    """Whoever takes part, whatever is sent, however often a round is tried: both sides come to the same."""
+    algorithm = algorithms.scaffold(selection=SENDING[selection])
+    training = Training(rounds=6, clients_per_round=3, epochs=2, batch_size=4, lr=0.1, **RETRIED)
+    task = image_task(SIZES)
+    setup, plan, state = prepare(task, algorithm, training, seed=2)
+    with LocalEngine(setup, workers=workers) as engine:
+        for after, _ in fit(state, algorithm, engine, plan):
+            total = torch.zeros_like(after.model)
+            for client, tag in tags(after.memory).items():
+                total += engine.versions.of(client, tag)["c"]
+            torch.testing.assert_close(after.objective["c"], total / 5, rtol=1e-9, atol=1e-12)
+    assert float(after.objective["c"].norm()) > 0.01
+
+
+def weights_of(algorithm: Algorithm, **training: Any) -> list[Tensor]:
+    plan = Training(**{"rounds": 3, "clients_per_round": 3, "batch_size": 4, "lr": 0.1, **training})
+    return [state.model for state in rounds_of(algorithm, plan)[1]]
+
+
+def test_scaffolds_first_round_is_fedavgs_with_uniform_weights() -> None:
+    ours, plain = weights_of(algorithms.scaffold()), weights_of(Algorithm(weighting=Uniform()))
+    assert torch.equal(ours[1], plain[1])
+    assert not torch.equal(ours[3], plain[3])
+
+
+def test_scaffolds_upload_is_fedavgs_and_its_download_has_c() -> None:
+    ledgers = []
+    for algorithm in (algorithms.scaffold(), algorithms.fedavg()):
+        setup, plan, state = prepare(image_task(SIZES), algorithm, TRAINING, seed=4)
+        with LocalEngine(setup, workers=1) as engine:
+            ledgers.append([record.ledger for _, record in fit(state, algorithm, engine, plan)])
+    for ours, plain in zip(*ledgers, strict=True):
+        assert ours.upload == plain.upload
+        assert ours.download - plain.download == 3 * 81 * 8  # the model's numbers, for three clients
+
+
+def test_dittos_global_model_is_fedavgs() -> None:
+    for ours, plain in zip(weights_of(algorithms.ditto()), weights_of(algorithms.fedavg()), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_moon_without_mu_is_fedavg() -> None:
+    for ours, plain in zip(weights_of(algorithms.moon(mu=0)), weights_of(algorithms.fedavg()), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_feddyns_first_round_goes_further_than_the_mean() -> None:
+    """h = −α Σ Δ / N, so the parameters go Σ Δ (1/|S| + 1/N): with three of five clients 1 + 3/5 times as far."""
+    first = [weights_of(a)[:2] for a in (algorithms.feddyn(alpha=0.3), Algorithm(FedProx(0.3), weighting=Uniform()))]
+    (start, ours), (_, plain) = first
+    parameters = slice(0, 30)  # the convolution's
+    torch.testing.assert_close((ours - start)[parameters], 1.6 * (plain - start)[parameters])
+
+
+def test_a_layer_that_was_not_sent_leaves_c_k_as_it_was() -> None:
+    """By hand: one parameter a layer, two layers, the second is not sent."""
+    layers = Layers.of_shapes({"a.weight": (1,), "b.weight": (1,)}, dtype=torch.float64)
+    before, after = {"c": torch.tensor([1.0, 2.0])}, {"c": torch.tensor([10.0, 20.0])}
+    found = merged(before, after, layers, torch.tensor([True, False]))
+    assert found["c"].tolist() == [10, 2]
+    assert merged(before, after, layers, torch.tensor([True, True])) is after
+
+
+def test_scaffold_by_hand() -> None:
+    """One number, F_k(w) = ½ (w − t_k)², t = 0 and 8, w = 2, η = ½, one step each.
+
+    Round 1: g = 2 and −6, so y = 1 and 5, w = 3; c_k = −Δ/η = 2 and −6, c = −2.
+    Round 2 from 3: g = 3 + (−2 − 2) = −1 and −5 + (−2 + 6) = −1, so y = 3.5 for both: w = 3.5. Then
+    c_1 = 2 + 2 − 0.5/0.5 = 3 and c_2 = −6 + 2 − 1 = −5: the gradients at 3, and c = −1.
+    """
+
+    class Number(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.w.expand(len(x), 1)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean() / 2
+
+    clients = [(torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[t]], dtype=torch.float64)) for t in (0.0, 8.0)]
+    algorithm = algorithms.scaffold()
+    setup, plan, state = prepare(Task(Number, clients, loss=loss), algorithm, Training(rounds=2, lr=0.5))
+    with LocalEngine(setup, workers=1) as engine:
+        first, second = [after for after, _ in fit(state, algorithm, engine, plan)]
+    assert (first.model.tolist(), first.objective["c"].tolist()) == ([3], [-2])
+    assert (second.model.tolist(), second.objective["c"].tolist()) == ([3.5], [-1])
+    assert [engine.versions.of(k, (2, 0))["c"].tolist() for k in (0, 1)] == [[3], [-5]]
+
+
+def test_memory_grows_with_those_who_took_part() -> None:
+    """Of a table of five clients two per round; each has one or two versions, never more."""
+    _, states, engine, _ = rounds_of(algorithms.scaffold(), Training(rounds=8, clients_per_round=2, lr=0.1))
+    known = tags(states[-1].memory)
+    assert set(engine.versions._kept) == set(known)
+    for client, versions in engine.versions._kept.items():
+        assert known[client] in versions
+        assert len(versions) <= 2

@@ -69,6 +69,7 @@ def cohort(
     round: int = 1,
     model: Tensor | None = None,
     units: Tensor | None = None,
+    reach: Sequence[float] | None = None,
 ) -> Cohort:
     """A cohort from plain lists."""
     count = len(updates)
@@ -82,6 +83,7 @@ def cohort(
         sent=mask,
         model=torch.zeros(layers.numel, dtype=torch.float64) if model is None else model,
         units=units,
+        reach=None if reach is None else torch.tensor(reach, dtype=torch.float64),
     )
 
 

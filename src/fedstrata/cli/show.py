@@ -74,7 +74,7 @@ def show_command(directory: RunDir) -> None:
     _print_lost(console, "evaluations that failed", unmeasured)
     data = run.about.data
     if data.table is not None:
-        console.print(partition_table(data.table, data.class_names, rows=12))
+        console.print(partition_table(data.table, data.class_names, 12, data.client_names))
     if data.source is not None:
         console.print(f"data: {data.dataset} ({data.source})")
 
@@ -182,6 +182,9 @@ def _median(values: np.ndarray, form: str) -> str:
 def export_command(
     directory: RunDir,
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; it must be new.")],
+    client: Annotated[
+        int | None, typer.Option("--client", metavar="K", help="The model of this client, with its private layers.")
+    ] = None,
     data: Data = None,
 ) -> None:
     """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict.
@@ -194,7 +197,7 @@ def export_command(
     """
     from fedstrata.runs.reader import Run
 
-    Run(directory).export(file, data=data)
+    Run(directory).export(file, client=client, data=data)
     say(f"wrote {file}")
 
 
@@ -221,7 +224,7 @@ def partition_command(
     notes = task.described()
     if "table" not in notes:
         raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
-    Console().print(partition_table(notes["table"], notes["class_names"]))
+    Console().print(partition_table(notes["table"], notes["class_names"], client_names=notes.get("client_names", ())))
 
 
 def list_command(
@@ -270,12 +273,13 @@ def _recipes() -> Table:
 def _algorithms() -> Table:
     from fedstrata.algorithms import NAMED, axes_of
 
-    axes = ("objective", "selection", "weighting")
-    table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
+    columns = ("algorithm", "its choices, where they are not FedAvg's", "layers")
+    table = Table(*columns, title="--algorithm NAME", title_justify="left")
+    usual = axes_of(NAMED["fedavg"]())
     for name, function in NAMED.items():
         algorithm = function()
-        parts = axes_of(algorithm)
-        table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
+        own = [f"{axis} {part['name']}" for axis, part in axes_of(algorithm).items() if part != usual.get(axis)]
+        table.add_row(name, ", ".join(own), str(algorithm.grouping))
     return table
 
 

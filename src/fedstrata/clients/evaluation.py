@@ -16,9 +16,10 @@ from fedstrata.core import rng
 from fedstrata.core.axes import State
 from fedstrata.core.errors import FedstrataError, NotFinite, ReplyError
 from fedstrata.core.fit import Engine
-from fedstrata.core.memory import tags
+from fedstrata.core.memory import PRIVATE, Tag, Version, tags
 from fedstrata.core.messages import Order, Reply, check_size, judge
 from fedstrata.core.status import SILENT, Status
+from fedstrata.core.versions import Versions
 from fedstrata.tasks.metric import Metric
 from fedstrata.tasks.task import Task
 
@@ -49,28 +50,31 @@ def evaluate(
     attempt: int = 0,
     memory: State | None = None,
     fine_tune: int = 0,
+    private: str | None = None,
 ) -> tuple[Results, Unmeasured, Each]:
     """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
 
     `memory` is the table of what clients remember: each is measured with its own private layers. Those that have not
     taken part yet have the first ones, and results of their own, `newcomers`. With `fine_tune`, clients first train a
-    copy for so many epochs on their training data.
+    copy for so many epochs on their training data. On the server private layers are the first ones, or, with `private`
+    = "mean", the mean of those of all clients that took part.
 
     `attempt` is the round's own: a node refuses orders of earlier ones. Clients that do not answer, or nonsense, end
     nothing; without any other there are no results of clients. If everyone who could be asked was, and failed, the
     mistake would be repeated.
     """
     orders: dict[str, list[Order]] = {}
+    base = tags(memory or {})
+    of_server = _mean_private(engine, base) if private == "mean" else None
     for name in on:
         if name == "clients":
             who = _holders(task, clients, seed, round)
-            base = tags(memory or {})
             orders[name] = [
                 Order("evaluate", round, attempt, int(k), model=model, base=base.get(int(k)), fine_tune=fine_tune)
                 for k in who
             ]
         else:
-            orders[name] = _server_orders(task, model, name, round, attempt)
+            orders[name] = _server_orders(task, model, name, round, attempt, of_server)
     results: Results = {}
     unmeasured: Unmeasured = []
     each: Each = {}
@@ -98,6 +102,18 @@ def evaluate(
     return results, unmeasured, each
 
 
+def _mean_private(engine: Engine, base: Mapping[int, Tag]) -> Version | None:
+    """The clients' mean private layers, where one process has them all."""
+    versions: Versions | None = getattr(engine, "versions", None)
+    if versions is None or not base:
+        return None
+    found = [versions.of(client, tag)[PRIVATE].double() for client, tag in base.items()]
+    total = found[0].clone()
+    for one in found[1:]:
+        total += one
+    return {PRIVATE: (total / len(found)).to(versions.of(*next(iter(base.items())))[PRIVATE].dtype)}
+
+
 def measure(
     engine: Engine, task: Task, models: Sequence[Tensor], on: str, round: int, attempt: int = 0
 ) -> list[dict[str, float]]:
@@ -110,11 +126,13 @@ def measure(
     return [_combine([good[order] for order in orders], task.metric.name) for orders in asked]
 
 
-def _server_orders(task: Task, model: Tensor, name: str, round: int, attempt: int) -> list[Order]:
+def _server_orders(
+    task: Task, model: Tensor, name: str, round: int, attempt: int, memory: Version | None = None
+) -> list[Order]:
     """A model on one of the server's sets, in parts."""
     parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
     return [
-        Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts))
+        Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts), memory=memory)
         for part in range(parts)
     ]
 

@@ -19,7 +19,7 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
-from fedstrata.core.training import LocalTraining, Participation
+from fedstrata.core.training import LocalTraining, Participation, check_training
 
 
 class Engine(Protocol):
@@ -56,6 +56,7 @@ def fit(
     """Run the rounds that are left, and yield the state and the record after each."""
     terms = terms_of(plan, engine.sizes)
     check_cohort(algorithm, plan.participation.cohort_size(terms.population))
+    check_training(algorithm, plan.training)
     while state.round < plan.rounds:
         number = state.round + 1
 

@@ -168,6 +168,14 @@ class Layers:
         return {entry.name: entry for layer in self.layers for entry in layer.entries}
 
     @cached_property
+    def is_trainable(self) -> Tensor:
+        """Which numbers of the flat vector are no buffers, bool [P]."""
+        found = torch.zeros(self.numel, dtype=torch.bool)
+        for layer in self.layers:
+            found[layer.start : layer.trainable_stop] = True
+        return found
+
+    @cached_property
     def _sizes(self) -> list[int]:
         """How many numbers each entry has; they lie one behind the other."""
         return [entry.stop - entry.start for entry in self.entries.values()]

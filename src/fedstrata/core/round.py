@@ -210,7 +210,7 @@ class Round:
         self._slow = {at for at in range(count) if not self._reaches_shared(at)}
         self._selection = self.algorithm.selection
         if for_cohort := getattr(self._selection, "for_cohort", None):
-            with _named():
+            with _named("selection"):
                 self._selection = for_cohort(count)
 
     def _exchange(self, orders: Mapping[Order, int]) -> Iterator[list[Order]]:
@@ -250,7 +250,7 @@ class Round:
                 mask=mask,
                 work=int(self.work[at]),
                 base=self._bases.get(self._row(at)),
-                since=self.terms.since,
+                since=self.terms.since if self.state.memory else 0,
             )
             self._ledger.down += self._weights
             self._ledger.control += order.control_bytes()
@@ -400,16 +400,17 @@ def play(round: Round, exchange: Callable[[Sequence[Order]], Iterable[tuple[Orde
 
 
 def check_cohort(algorithm: Algorithm, clients: int) -> None:
-    """Refuse a selection that makes no sense in rounds of so many clients (FedLDF's n)."""
-    if check := getattr(algorithm.selection, "check_cohort", None):
-        with _named():
-            check(clients)
+    """Refuse a rule that makes no sense in rounds of so many clients (FedLDF's n, Krum's f)."""
+    for axis in ("selection", "weighting"):
+        if check := getattr(getattr(algorithm, axis), "check_cohort", None):
+            with _named(axis):
+                check(clients)
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """What a selection refuses is told with the place that a recipe has it in."""
+def _named(axis: str) -> Iterator[None]:
+    """What a rule refuses is told with the place that a recipe has it in."""
     try:
         yield
     except BadValue as error:
-        raise RecipeError(f"algorithm.selection.{error.field}", error.value, error.problem) from None
+        raise RecipeError(f"algorithm.{axis}.{error.field}", error.value, error.problem) from None

@@ -42,4 +42,4 @@ class FedDyn(Remembers):
 
     def remember(self, memory: State, work: Work) -> State:
         """h_k ← h_k − α Δ_k."""
-        return {"h": memory["h"] - self.alpha * work.update}
+        return {"h": memory["h"] - self.alpha * work.moved}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.core.display import Table, html
 from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError, visible
+from fedstrata.core.lazy import plots
 from fedstrata.formatting import size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
@@ -24,6 +25,7 @@ from fedstrata.runs.reader import Run, to_pandas
 from fedstrata.runs.statistics import estimate, paired_differences, written_differences
 
 if TYPE_CHECKING:
+    from altair import TopLevelMixin as Chart
     from pandas import DataFrame
 
 
@@ -91,6 +93,16 @@ class Comparison:
             return html(self.tables())
         except (FedstrataError, OSError) as error:  # a run that is not finished, or not there any more
             return html([Table(str(error), (), ((repr(self),),))])
+
+    @classmethod
+    def at(cls, path: str | Path) -> Comparison:
+        """One that was run before: the seeds that every algorithm has run to their end."""
+        return read_comparison(Path(path))[0]
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the comparison as an Altair chart; see `fedstrata.plots`."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
 
 
 def read_request(path: Path) -> Request:

@@ -152,6 +152,15 @@ class RunDirectory:
             self.require_ours(name, metadata, round)
         return formats.read_layers(arrays, self.about, self.path / name)
 
+    def clients(self, round: int) -> dict[str, np.ndarray]:
+        """What every client was measured to after a round; `RunDirectoryError`, if none was."""
+        name = round_file("clients", round)
+        if not self.files.has("clients") or not self.files.has(name):
+            raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
+        arrays, metadata = self.files.read_arrays(name)
+        self._require_ours(name, metadata, round)
+        return arrays
+
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""
         return rounds_in(self.files, folder)

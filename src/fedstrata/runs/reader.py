@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.display import Table
 from fedstrata.core.errors import FedstrataError, MissingExtra, printable, visible
+from fedstrata.core.lazy import plots
 from fedstrata.formatting import number, size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
@@ -24,6 +25,8 @@ from fedstrata.runs.probes import Probe, read_probe, stored_probes
 from fedstrata.tasks.metric import Metric
 
 if TYPE_CHECKING:
+    import numpy as np
+    from altair import TopLevelMixin as Chart
     from pandas import DataFrame
     from torch import nn
 
@@ -75,6 +78,10 @@ class Run:
     def layers(self, round: int) -> LayerRecord:
         """What a round was for each client and layer, by name (docs/run-directory.md has the names)."""
         return self.directory.layers(round)
+
+    def clients(self, round: int) -> dict[str, np.ndarray]:
+        """What every client was measured to after a round: `client`, `samples`, `loss`, `metric`, `taken_part`."""
+        return self.directory.clients(round)
 
     def finished(self, history: list[Line] | None = None) -> bool:
         """Whether nothing is left to run."""
@@ -184,6 +191,11 @@ class Run:
             title, rows = str(self.path), [("", str(error))]
         return Table(title, (), tuple(rows))._repr_html_()
 
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the run as an Altair chart: one of `fedstrata.plots.KINDS`, with its options."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
+
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 
     def announce_imports(self) -> None:
@@ -192,21 +204,31 @@ class Run:
             what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
             _log.warning("%s", printable(what))
 
-    def model(self, *, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
-        """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
+    def model(self, *, client: int | None = None, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
+        """The trained model; of a `client`, with its private layers, or the one that is its own.
+
+        What its recipe names as `module:name` is imported; the log says so before.
+        """
         from fedstrata.runs.trained import trained_model
 
         if task is None:
             self.announce_imports()
-        return trained_model(self.directory, task, data)
+        return trained_model(self.directory, task, data, client)
 
-    def export(self, path: str | Path, *, task: AnyTask | None = None, data: Path | None = None) -> None:
-        """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
+    def export(
+        self,
+        path: str | Path,
+        *,
+        client: int | None = None,
+        task: AnyTask | None = None,
+        data: Path | None = None,
+    ) -> None:
+        """Write the trained model's whole state dict, for `load_state_dict`, as safetensors; or that of a `client`."""
         from fedstrata.runs.trained import write_model
 
         if task is None:
             self.announce_imports()
-        write_model(self.directory, Path(path), task, data)
+        write_model(self.directory, Path(path), task, data, client)
 
 
 def to_pandas(purpose: str, rows: Sequence[Mapping[str, Any]], index: str | None = None) -> DataFrame:

@@ -21,6 +21,7 @@ from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
 from fedstrata.tasks.mapped import Mapped
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.own_files import read_files
 from fedstrata.tasks.partitions import Partition, Scheme, held_out_sizes, split
 from fedstrata.tasks.task import Data, Samples, Task, as_data, rows_of
 from fedstrata.tasks.whole import Whole
@@ -147,6 +148,8 @@ def _users_task(config: TaskConfig, seed: int) -> Task:
 
 
 def _load(config: TaskConfig, seed: int, data: Path | None) -> Whole:
+    if config.files is not None:
+        return read_files(config.files, scale=config.inputs == "normalised")
     if ":" in config.dataset:
         try:
             with rng.global_scope(seed, "task"):

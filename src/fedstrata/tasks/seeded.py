@@ -21,10 +21,11 @@ from fedstrata.core.errors import BadValue, RecipeError, require
 from fedstrata.registry import did_you_mean
 from fedstrata.tasks.augment import AUGMENTATIONS, Operation
 from fedstrata.tasks.builtin import Given, build_task, model_factory
-from fedstrata.tasks.config import PYTHON_TASK, TaskConfig
+from fedstrata.tasks.config import FILES, PYTHON_TASK, TaskConfig
 from fedstrata.tasks.mapped import Columns, Key, Mapped
 from fedstrata.tasks.metric import ACCURACY, Metric
 from fedstrata.tasks.models import MODELS
+from fedstrata.tasks.parquet import LABEL
 from fedstrata.tasks.partitions import PARTITIONS, Scheme
 from fedstrata.tasks.task import Task
 
@@ -62,7 +63,9 @@ class SeededTask:
     def has_test(self) -> bool:
         """Whether the server has a data set "test" to evaluate on."""
         data = self.given.get("data")
-        return self.table.nodes is None if data is None else data.test is not None
+        if data is not None:
+            return data.test is not None
+        return self.table.nodes is None and (self.table.files is None or self.table.files.test is not None)
 
     def build(self, seed: int = 0, held_out: float = 0.0, data: Path | None = None) -> Task:
         """The task of a run with this seed.
@@ -151,6 +154,38 @@ def from_dataset(
     if partition is not None:
         options["partition"] = partition
     return _seeded(options, {"loss": loss, "metric": metric}, data=whole, dataset=name)
+
+
+def from_files(
+    clients: str,
+    *,
+    target: str = LABEL,
+    model: Model = "logreg",
+    test: str | None = None,
+    classes: Sequence[str] | None = None,
+    shape: Sequence[int] | None = None,
+    inputs: Literal["normalised", "unit"] = "normalised",
+    validation: int = 0,
+    augment: Sequence[str | Operation] | None = None,
+) -> SeededTask:
+    """A file for each client: `from_files("hospitals/*.csv", target="ill")`, by the names of the files.
+
+    `clients`: a pattern of CSV or parquet files with the same columns, all numbers but for the target; or of folders as
+    nodes have them. `target`: the column with the classes. `test`: such a file to evaluate on; without one, clients are
+    evaluated on samples of their own. `classes`: their names, if not those in the files. `shape`: that of an input,
+    where clients have folders. `inputs`: "normalised", each column, or channel, as (x − mean)/std over all clients, or
+    "unit", as they are. The other arguments are those of `mnist`.
+
+    >>> from fedstrata import tasks
+    >>> tasks.from_files("hospitals/*.csv", target="ill", model="mlp").config.files.target
+    'ill'
+    """
+    files = {"clients": clients, "target": target, "test": test, "classes": classes, "shape": shape}
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in files.items() if value}
+    options: dict[str, Any] = {"model": model, "inputs": inputs, "validation": validation}
+    if augment is not None:
+        options["augment"] = augment
+    return _seeded(options, dataset=FILES, files=given)
 
 
 def _seeded(options: Mapping[str, Any], changes: Mapping[str, Any] | None = None, **table: Any) -> SeededTask:
