@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -35,6 +36,7 @@ ELSEWHERE = {
     r"scp ": "another machine",
     r"\S* --engine flower|fedstrata run .*--engine flower": "Flower's own processes; tests/engines/flower has them",
     r"make ": "minutes to hours",
+    r"fedstrata watch": "somebody who looks, until Ctrl-C",
     r"python -m (reproductions|benchmarks)": "hours, or results of them",
     r"fedstrata report reproductions/": "results of hours",
 }
@@ -184,6 +186,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def supplied(page: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Names that a page's Python has from the app around it."""
+    if page.name == "README.md":
+        north, east, west = ({"body": np.full(4, at), "head": np.full(2, at)} for at in (1.0, 2.0, 4.0))
+        return {"model": {"body": np.zeros(4), "head": np.zeros(2)}, "north": north, "east": east, "west": west}
     if page.name != "flower-strategy.md":
         return {}
     from flwr.app import ArrayRecord
@@ -234,7 +239,7 @@ def test_a_page_does_what_it_shows(page: Path, place: Path, cli: Any, monkeypatc
 
 def found(word: str) -> str:
     """`runs/quickstart-…` is what begins so."""
-    return str(min(Path().glob(word.replace("…", "*")))) if word.endswith("…") else word
+    return str(min(Path().glob(word.replace("…", "*")))) if "…" in word else word
 
 
 def forget(module: str) -> None:
