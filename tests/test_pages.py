@@ -99,7 +99,7 @@ def parse(words: list[str]) -> None:
         assert set(named) <= set(extras), words
         assert all((ROOT / file).exists() for option, file in pairwise(rest) if option == "-c"), words
     else:
-        assert program in ("python3", "source", ".", "scp", "rm"), words
+        assert program in ("python3", "source", ".", "cd", "scp", "rm"), words
 
 
 def parse_options(app: typer.Typer, words: list[str]) -> None:
