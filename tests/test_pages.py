@@ -36,6 +36,7 @@ ELSEWHERE = {
     r"scp ": "another machine",
     r"\S* --engine flower|fedstrata run .*--engine flower": "Flower's own processes; tests/engines/flower has them",
     r"make ": "minutes to hours",
+    r"fedstrata \w+ runs/hospitals": "a run of examples/hospitals.py, which takes minutes",
     r"fedstrata watch": "somebody who looks, until Ctrl-C",
     r"python -m (reproductions|benchmarks)": "hours, or results of them",
     r"fedstrata report reproductions/": "results of hours",
@@ -91,6 +92,8 @@ def parse(words: list[str]) -> None:
         parse_options(studies, words[3:])
     elif words[:2] == ["python", "-m"]:
         assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").exists(), words
+    elif program == "python":
+        assert (ROOT / "examples" / words[1]).exists(), words
     elif program == "make":
         assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for target in rest), words
     elif program.endswith("pip"):
