@@ -57,6 +57,8 @@ class Plan:
     """Whether to keep the per-layer record of every round."""
     checkpoint_every: int = 1
     """Rounds between checkpoints: clients keep the memory that a run may come back to, which has the last two."""
+    reports_steps: bool = False
+    """Whether clients have a training loop of their own, and tell how many steps they took."""
 
 
 def fit(
@@ -90,6 +92,7 @@ def terms_of(plan: Plan, sizes: np.ndarray) -> Terms:
         part.min_replies,
         record=plan.record,
         training=plan.training,
+        reports_steps=plan.reports_steps,
         population=int((sizes > 0).sum()),
     )
 

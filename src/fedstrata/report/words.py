@@ -220,8 +220,9 @@ def partition(source: Source) -> Words:
     if data.table is None:
         return table([], [], note=f"{about} The run says nothing of its clients' classes.".strip())
     counts = np.array(data.table, dtype=np.int64)
+    names = [" ".join([str(client), *data.client_names[client : client + 1]]) for client in range(len(counts))]
     rows: list[list[Cell]] = [
-        [str(client), *map(_count, row), {"text": f"{sum(row):,}", "value": sum(row)}]
+        [names[client], *map(_count, row), {"text": f"{sum(row):,}", "value": sum(row)}]
         for client, row in enumerate(counts[:MOST_CLIENTS].tolist())
     ]
     note = (

@@ -246,6 +246,7 @@ class Line(TypedDict):
     lost: list[Lost]
     earlier: list[Lost]
     train_loss: float | None
+    logged: NotRequired[dict[str, float | None]]
     metrics: Metrics
     unmeasured: list[Lost]
     bytes: LineBytes
@@ -265,6 +266,7 @@ class _StoredLine(TypedDict):
     lost: list[_Lost]
     earlier: NotRequired[list[_Lost]]
     train_loss: float | None
+    logged: NotRequired[dict[str, float | None]]
     metrics: Metrics
     unmeasured: NotRequired[list[_Lost]]
     bytes: LineBytes

@@ -270,6 +270,7 @@ def default_directory(recipe: Recipe) -> Path:
 def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, Any]:
     """A round as its history line is stored."""
     ledger, metrics = record.ledger, record.metrics
+    logged = {name: _finite(record.mean(told)) for name, told in record.logged.items()}
     measured = sum(metrics.get(place, {}).get("clients", 0.0) for place in ("clients", NEWCOMERS))
     evaluated = measured + len(record.unmeasured)
     return {
@@ -280,6 +281,7 @@ def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, A
         "lost": [_told(client, why) for client, why in record.lost],
         "earlier": [{"attempt": attempt, **_told(client, why)} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
+        **({"logged": logged} if logged else {}),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in metrics.items()},
         "unmeasured": [_told(client, why) for client, why in record.unmeasured],
         "bytes": {

@@ -88,6 +88,10 @@ def cohort(
         sent=sent,
         model=torch.from_numpy(draw.normal(size=layers.numel)).to(layers.dtype),
         units=picked,
+        steps=(steps := torch.from_numpy(draw.integers(1, 20, count))),
+        reach=steps.double(),
+        lr=0.1,
+        population=CLIENTS,
     )
 
 
