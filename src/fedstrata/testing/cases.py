@@ -88,7 +88,9 @@ def cohort(
         sent=sent,
         model=torch.from_numpy(draw.normal(size=layers.numel)).to(layers.dtype),
         units=picked,
-        reach=torch.from_numpy(draw.integers(1, 20, count)).double(),
+        steps=(steps := torch.from_numpy(draw.integers(1, 20, count))),
+        reach=steps.double(),
+        lr=0.1,
         population=CLIENTS,
     )
 
