@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedstrata.core.axes import WithGain
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.layers import Entry, Layers
 from fedstrata.testing.cases import alike, all_layers, chosen, cohort, history, situations
@@ -16,14 +17,20 @@ from fedstrata.testing.subject import NEAR, Subject, apart
 
 @check("weighting", "combine")
 def equal_updates(subject: Subject) -> None:
-    """If all clients send the same update, the model moves by that update, whether there is one client or more."""
+    """If all clients send the same update, the model moves by that update, be it one client or more.
+
+    Or by as much of it as a weighting's gain says.
+    """
     for what, layers in all_layers().items():
         for count in (1, 2, 5):
             one = alike(cohort(layers, count))
             before, after, _ = subject.first_round(one)
             moved, wanted = after.double() - before.double(), one.updates[0].double()
-            where = f"{count} client{'s' if count > 1 else ''} ({what})"
+            if isinstance(subject.rule, WithGain):
+                for layer, gain in zip(layers.layers, subject.rule.gain(one).tolist(), strict=True):
+                    wanted[layer.start : layer.trainable_stop] *= gain
             share = float(moved @ wanted / wanted.square().sum())
+            where = f"{count} client{'s' if count > 1 else ''} ({what})"
             expect(apart(moved, wanted) < NEAR, f"the model moved by about {share:.3g} times the update of {where}")
 
 

@@ -88,6 +88,10 @@ def cohort(
         sent=sent,
         model=torch.from_numpy(draw.normal(size=layers.numel)).to(layers.dtype),
         units=picked,
+        steps=(steps := torch.from_numpy(draw.integers(1, 10, count))),
+        reach=steps.double(),
+        lr=0.1,
+        population=CLIENTS,
     )
 
 
@@ -106,6 +110,8 @@ def chosen(one: Cohort, rows: Sequence[int]) -> Cohort:
         updates=tuple(one.updates[row] for row in at),
         sent=one.sent[at],
         units=None if one.units is None else one.units[at],
+        steps=None if one.steps is None else one.steps[at],
+        reach=None if one.reach is None else one.reach[at],
     )
 
 

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,11 @@ from torch import Tensor
 
 from fedstrata.algorithms import to_table
 from fedstrata.clients.client import Client
-from fedstrata.core.errors import FedstrataError
+from fedstrata.clients.memory import First
+from fedstrata.core.axes import Remembers
+from fedstrata.core.errors import FedstrataError, MessageError
 from fedstrata.core.fit import Engine, fit
+from fedstrata.core.memory import Version, Versions
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
@@ -31,10 +35,10 @@ from fedstrata.recipes.schema import load as load_recipe
 from fedstrata.runs import runner
 from fedstrata.runs.writer import last_state
 from fedstrata.testing.report import Skipped, Unmet, check, expect
-from fedstrata.testing.subject import Subject, same
+from fedstrata.testing.subject import Given, Subject, kind_of, same
 
 ROUNDS = 3
-PARTS = ("objective", "weighting", "server")
+PARTS = ("objective", "weighting", "server", "memory")
 
 
 class Federation:
@@ -43,11 +47,14 @@ class Federation:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         count = next((count for count in (4, 8, 16, 32, 64) if subject.selection(count) is not None), 4)
-        self.table = {
+        algorithm = subject.algorithm()
+        self.table: dict[str, Any] = {
             "name": "check",
             "task": {"function": "fedstrata.testing.cases:federation", "options": {"clients": count + 1}},
-            "layers": {"grouping": subject.algorithm().grouping},
+            "layers": {"grouping": algorithm.grouping},
+            "algorithm": {"private": list(algorithm.private)},
             "training": {"rounds": ROUNDS, "clients_per_round": count, "epochs": 2, "batch_size": 4, "lr": 0.1},
+            "evaluation": {"private": "initial"} if algorithm.private else {},
             "engine": {"workers": 1},
         }
         self._experiment = build_experiment(load_recipe(self.table))
@@ -61,12 +68,19 @@ class Federation:
         """The states after each round, in this process."""
         return self.local()
 
-    def local(self, workers: int = 1, rounds: int = ROUNDS, state: ServerState | None = None) -> list[ServerState]:
-        """The states after each round on the local engine, from the beginning or from a state."""
+    def local(
+        self,
+        workers: int = 1,
+        rounds: int = ROUNDS,
+        state: ServerState | None = None,
+        versions: Versions | None = None,
+    ) -> list[ServerState]:
+        """The states after each round on the local engine; from a state, and with what clients remember, if given."""
         experiment = self.experiment()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 of every fork: torch has threads
             with LocalEngine(experiment.setup, workers, experiment.cohort_size) as engine:
+                engine.versions = versions or engine.versions
                 return self.run(experiment, engine, rounds, state)
 
     def run(
@@ -101,6 +115,31 @@ def _expect_same(found: ServerState, wanted: ServerState, where: str) -> None:
     expect(not different, f"{', '.join(different)} different {where}")
 
 
+@check("objective")
+def memory(subject: Subject) -> None:
+    """What clients remember keeps the names, shapes and dtypes of `memory`, without NaN; the old one is not changed."""
+    if not isinstance(subject.rule, Remembers):
+        return
+    experiment = _federation(subject).experiment()
+    first, state = First.of(experiment.setup, experiment.build()), experiment.first_state()
+    given = Given()
+    update = 0.1 * torch.ones_like(state.model)
+    order = Order("train", 1, 0, 0, model=state.model, objective_state=state.objective)
+    before: Version = first.memory
+    for number in range(1, 3):
+        given.note(memory=before, update=update, model=state.model, state=state.objective)
+        force = subject.rule.force(before, state.objective, experiment.layers)
+        if force is not None:
+            expect(kind_of(force) == kind_of(state.model), f"a force of {kind_of(force)}, not {kind_of(state.model)}")
+            expect(force.isfinite().all(), "a force with NaN or infinity")
+        _, after = first.after(order, before, update, torch.zeros(0), state.model + update, number)
+        expect(not given.changed(), f"{', '.join(given.changed())} changed in place")
+        kinds, wanted = ({name: kind_of(value) for name, value in found.items()} for found in (after, first.memory))
+        expect(kinds == wanted, f"{kinds} after {number} rounds, at first {wanted}")
+        expect(not any(value.isnan().any() for value in after.values()), f"NaN after {number} rounds")
+        before = after
+
+
 @check()
 def clients_train(subject: Subject) -> None:
     """A few clients train for three rounds; none fails, and the model moves and stays finite."""
@@ -118,12 +157,13 @@ def clients_train(subject: Subject) -> None:
 def resuming(subject: Subject) -> None:
     """A federation that is stopped after a round, saved and resumed ends as one that never stopped, bit for bit."""
     federation = _federation(subject)
-    stopped = federation.local(rounds=1)[-1]
+    wanted, versions = federation.uninterrupted, Versions()
+    stopped = federation.local(rounds=1, versions=versions)[-1]
     arrays = load(save({name: tensor.contiguous().numpy() for name, tensor in _tensors(stopped).items()}))
     found = {name: torch.from_numpy(array) for name, array in arrays.items()}
     parts = {part: {n.partition("/")[2]: t for n, t in found.items() if n.startswith(f"{part}/")} for part in PARTS}
-    resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts))
-    _expect_same(resumed[-1], federation.uninterrupted[-1], f"after round {ROUNDS}")
+    resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts), versions=versions)
+    _expect_same(resumed[-1], wanted[-1], f"after round {ROUNDS}")
 
 
 @check()
@@ -157,6 +197,7 @@ class Nodes:
         self.sizes: np.ndarray = experiment.task.sizes()
         self._layers = experiment.layers
         self._clients = [Client(federation.experiment().setup) for _ in self.sizes]
+        self._versions = Versions()
 
     def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         """Every order's answer."""
@@ -173,12 +214,17 @@ class Nodes:
 
         try:
             arrived = codec.decode_order(sent(codec.encode_order(order, self._layers)), self._layers)
-            answer = self._clients[order.client].answer(arrived)
-            if not isinstance(answer, Reply):
-                return answer
-            reply = sent(codec.encode_reply(answer, arrived, self._layers))
-            return codec.decode_reply(reply, order, self._layers)
-        except Exception as error:
+        except MessageError as error:
+            return Status("refused", str(error))
+        if arrived.base != order.base:
+            raise Skipped("clients remember something, which Flower's messages do not tell yet")
+        answer = self._clients[order.client].answer(self._versions.attached(arrived))
+        answer = self._versions.detached(arrived, answer)
+        if not isinstance(answer, Reply):
+            return answer
+        try:
+            return codec.decode_reply(sent(codec.encode_reply(answer, arrived, self._layers)), order, self._layers)
+        except MessageError as error:
             return Status("refused", str(error))
 
 

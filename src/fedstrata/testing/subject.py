@@ -111,6 +111,7 @@ class Subject:
         if given is not None:
             given.note(model=state.model, updates=cohort.updates, sizes=cohort.sizes, sent=cohort.sent)
             given.note(clients=cohort.clients, state=getattr(state, self.axis, {}))
+            given.note(**{name: found for name in ("steps", "reach") if (found := getattr(cohort, name)) is not None})
         return conclude(state, self.algorithm(), cohort)
 
     def first_round(self, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,6 +224,11 @@ def as_items(name: str, tensors: State | Tensors | Sequence[Tensor]) -> dict[str
     """Tensors under names that say whose they are."""
     pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
     return {f"{name} {key!r}" if isinstance(key, str) else f"{name}[{key}]": tensor for key, tensor in pairs}
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Dtype and shape."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def same(one: Tensor, other: Tensor) -> bool:
