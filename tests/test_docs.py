@@ -46,14 +46,6 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_example_of_a_federation_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    (example,) = (block for block in blocks("extending.md", "python") if "fedstrata.Server(" in block)
-    exec(example, {})
-    assert capsys.readouterr().out.count("[") == 4, "weights of three clients"
-    assert (tmp_path / "server.safetensors").exists()
-
-
 def test_the_files_that_the_tour_names_exist() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"[\w/]+\.py", text))

@@ -57,6 +57,10 @@ def is_error(found: Any) -> bool:
         lambda: fedstrata.Algorithm(private="head"),  # type: ignore[arg-type]
         lambda: fedstrata.LocalTraining(lr=0),
         lambda: fedstrata.fedprox(mu=0.3, objective=fedstrata.FedLap()),
+        lambda: fedstrata.fedprox(mu="high"),  # type: ignore[arg-type]
+        lambda: fedstrata.fedprox("high"),  # type: ignore[arg-type]
+        lambda: fedstrata.fedldf(nn=4),  # type: ignore[call-arg]
+        lambda: fedstrata.fedldf(wieghting=fedstrata.FedAdp()),  # type: ignore[call-arg]
     ],
 )
 def test_a_wrong_argument_is_one_kind_of_error(wrong: Callable[[], object]) -> None:

@@ -9,19 +9,29 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+from functools import cache, wraps
+from typing import Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
-from fedstrata.combinations import COMBINATIONS
+from fedstrata.combinations import COMBINATIONS, Median, NormBounding, TrimmedMean
 from fedstrata.core.axes import Algorithm, Combination, Objective, Selection, ServerStep, Weighting
 from fedstrata.core.errors import BadValue, RecipeError
 from fedstrata.core.grouping import Grouping
-from fedstrata.objectives import OBJECTIVES, AdaptiveMu, FedLap, FedProx, Scaffold
+from fedstrata.objectives import OBJECTIVES, AdaptiveMu, Ditto, FedBabu, FedDyn, FedLap, FedProx, FedRep, Moon, Scaffold
 from fedstrata.objectives.fedlap import Form, Refresh, Units
 from fedstrata.registry import build, check_type, did_you_mean, find, parameters
 from fedstrata.selections import SELECTIONS, FedLDF, NeuronPruning, RandomClients, RandomLayers
-from fedstrata.servers import SERVERS
-from fedstrata.weightings import WEIGHTINGS, FedAdp, FedLayerWise, Uniform
+from fedstrata.servers import SERVERS, FedAdagrad, FedAdam, FedAvgM, FedDynStep, FedYogi
+from fedstrata.weightings import (
+    IDA,
+    WEIGHTINGS,
+    FedAdp,
+    FedExP,
+    FedLayerWise,
+    FedNova,
+    Krum,
+    MultiKrum,
+    Uniform,
+)
 from fedstrata.weightings.angles import Smoothing
 
 AXES: dict[str, Mapping[str, Any]] = {
@@ -52,8 +62,25 @@ NAMED: dict[str, Callable[..., Algorithm]] = {}
 
 
 def _named(function: Named) -> Named:
-    NAMED[function.__name__] = function
-    return function
+    """Make it known by its name, and check its arguments where it is called."""
+
+    @wraps(function)
+    def checked(*given: Any, **named: Any) -> Algorithm:
+        known = _options(function)
+        for key, value in named.items():
+            if key not in known and key not in Axes.__annotations__:
+                hint = did_you_mean(key, [*known, *Axes.__annotations__])
+                raise BadValue(key, value, f"is no argument of {function.__name__}{hint}")
+        for key, value in [*zip(known, given, strict=False), *named.items()]:
+            if key in known:
+                try:
+                    check_type(key, value, known[key])
+                except RecipeError as error:
+                    raise BadValue(key, value, f"is wrong: {error.problem}") from None
+        return function(*given, **named)
+
+    NAMED[function.__name__] = checked
+    return cast(Named, checked)
 
 
 def _composed(replaced: Axes, **own: Any) -> Algorithm:
@@ -202,6 +229,84 @@ def fedper(**axes: Unpack[Axes]) -> Algorithm:
 
 
 @_named
+def lg_fedavg(**axes: Unpack[Axes]) -> Algorithm:
+    """LG-FedAvg (Liang et al., 2020): FedAvg of the last layer alone; each client has its own representation below it.
+
+    >>> lg_fedavg().private
+    ('!last',)
+    """
+    return _composed({"private": ("!last",), **axes})
+
+
+@_named
+def fedbn(**axes: Unpack[Axes]) -> Algorithm:
+    """FedBN (Li et al., ICLR 2021): FedAvg whose normalisations stay with each client; without any it is FedAvg.
+
+    >>> fedbn().private
+    ('norm',)
+    """
+    return _composed({"private": ("norm",), **axes})
+
+
+@_named
+def fedrep(head_epochs: int = 1, **axes: Unpack[Axes]) -> Algorithm:
+    """FedRep (Collins et al., ICML 2021): local epochs for a private last layer, then for all others, which are shared.
+
+    `head_epochs`: how many of `training.epochs` the last layer gets; the others have the rest.
+
+    >>> fedrep(head_epochs=4).objective
+    FedRep(head_epochs=4)
+    """
+    return _composed({"private": ("last",), **axes}, objective=FedRep(head_epochs))
+
+
+@_named
+def fedbabu(**axes: Unpack[Axes]) -> Algorithm:
+    """FedBABU (Oh et al., ICLR 2022): the last layer stays as it began; `evaluation.fine_tune` trains it to evaluate.
+
+    >>> fedbabu().private
+    ('last',)
+    """
+    return _composed({"private": ("last",), **axes}, objective=FedBabu())
+
+
+@_named
+def feddyn(alpha: float = 0.01, **axes: Unpack[Axes]) -> Algorithm:
+    """FedDyn (Acar et al., ICLR 2021): clients minimise F_k(w) − ⟨h_k, w⟩ + (α/2) ‖w − w_global‖².
+
+    `alpha`: the factor α > 0 of the proximal term, for clients and server.
+
+    >>> feddyn(alpha=0.1).server
+    FedDynStep(alpha=0.1)
+    """
+    return _composed({"weighting": Uniform(), **axes}, objective=FedDyn(alpha), server=FedDynStep(alpha))
+
+
+@_named
+def ditto(lam: float = 1.0, **axes: Unpack[Axes]) -> Algorithm:
+    """Ditto (Li et al., ICML 2021): FedAvg, and a model of each client's own that minimises F_k(v) + (λ/2) ‖v − w‖².
+
+    `lam`: the factor λ ≥ 0; with 0 the client's own is trained alone.
+
+    >>> ditto(lam=0.1).objective
+    Ditto(lam=0.1)
+    """
+    return _composed(axes, objective=Ditto(lam))
+
+
+@_named
+def moon(mu: float = 1.0, temperature: float = 0.5, **axes: Unpack[Axes]) -> Algorithm:
+    """MOON (Li et al., CVPR 2021): representations are drawn to the global model's, off the client's last.
+
+    `mu`: the factor of that loss. `temperature`: by what the cosines are divided.
+
+    >>> moon(mu=5.0).objective
+    Moon(mu=5.0, temperature=0.5)
+    """
+    return _composed(axes, objective=Moon(mu, temperature))
+
+
+@_named
 def scaffold(**axes: Unpack[Axes]) -> Algorithm:
     """SCAFFOLD (Karimireddy et al., ICML 2020), option II: gradients are corrected by c − c_k, clients count the same.
 
@@ -209,6 +314,151 @@ def scaffold(**axes: Unpack[Axes]) -> Algorithm:
     Scaffold()
     """
     return _composed({"weighting": Uniform(), **axes}, objective=Scaffold())
+
+
+@_named
+def fedavgm(lr: float = 1.0, beta: float = 0.9, **axes: Unpack[Axes]) -> Algorithm:
+    """FedAvgM (Hsu, Qi and Brown, 2019): v ← β v + Δ, θ ← θ + η v, where Δ is FedAvg's step.
+
+    `lr`: the server's learning rate η. `beta`: its momentum β; with 0, and η = 1, it is FedAvg.
+
+    >>> fedavgm(beta=0.5).server
+    FedAvgM(lr=1.0, beta=0.5)
+    """
+    return _composed(axes, server=FedAvgM(lr, beta))
+
+
+@_named
+def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3, **axes: Unpack[Axes]) -> Algorithm:
+    """FedAdagrad (Reddi et al., ICLR 2021): v ← v + Δ², θ ← θ + η m / (√v + τ), from v = τ², number by number.
+
+    `lr`: the server's learning rate η. `beta1`: the momentum β₁ of m ← β₁ m + (1 − β₁) Δ. `tau`: the smaller τ, the
+    less a step depends on the size of Δ.
+
+    >>> fedadagrad(lr=0.1).server
+    FedAdagrad(lr=0.1, beta1=0.0, tau=0.001)
+    """
+    return _composed(axes, server=FedAdagrad(lr, beta1, tau))
+
+
+@_named
+def fedadam(
+    lr: float = 0.01, beta1: float = 0.9, tau: float = 1e-3, beta2: float = 0.99, **axes: Unpack[Axes]
+) -> Algorithm:
+    """FedAdam (Reddi et al., ICLR 2021): v ← β₂ v + (1 − β₂) Δ², and the rest as in FedAdagrad.
+
+    `lr`, `beta1`, `tau`: as FedAdagrad's. `beta2`: how slowly v forgets.
+
+    >>> fedadam(lr=0.1).server
+    FedAdam(lr=0.1, beta1=0.9, tau=0.001, beta2=0.99)
+    """
+    return _composed(axes, server=FedAdam(lr, beta1, tau, beta2))
+
+
+@_named
+def fedyogi(
+    lr: float = 0.01, beta1: float = 0.9, tau: float = 1e-3, beta2: float = 0.99, **axes: Unpack[Axes]
+) -> Algorithm:
+    """FedYogi (Reddi et al., ICLR 2021): v ← v − (1 − β₂) Δ² sign(v − Δ²), and the rest as in FedAdagrad.
+
+    `lr`, `beta1`, `tau`: as FedAdagrad's. `beta2`: how slowly v follows.
+
+    >>> fedyogi(lr=0.1).server
+    FedYogi(lr=0.1, beta1=0.9, tau=0.001, beta2=0.99)
+    """
+    return _composed(axes, server=FedYogi(lr, beta1, tau, beta2))
+
+
+@_named
+def fednova(**axes: Unpack[Axes]) -> Algorithm:
+    """FedNova (Wang et al., NeurIPS 2020): θ ← θ + (Σ_k p_k a_k) Σ_k p_k Δ_k / a_k, a_k how far k's local steps reach.
+
+    Where all clients take as many steps it is FedAvg.
+
+    >>> fednova().weighting
+    FedNova()
+    """
+    return _composed(axes, weighting=FedNova())
+
+
+@_named
+def fedexp(epsilon: float = 1e-3, **axes: Unpack[Axes]) -> Algorithm:
+    """FedExP (Jhunjhunwala et al., ICLR 2023): FedAvg's step, max(1, Σ_k p_k ‖Δ_k‖² / 2 (‖Σ_k p_k Δ_k‖² + ε)) times.
+
+    `epsilon`: ε ≥ 0, which keeps the step finite where updates cancel.
+
+    >>> fedexp(epsilon=0.1).weighting
+    FedExP(epsilon=0.1)
+    """
+    return _composed(axes, weighting=FedExP(epsilon))
+
+
+@_named
+def ida(**axes: Unpack[Axes]) -> Algorithm:
+    """IDA (Yeganeh et al., DCL 2020): a client counts 1 / ‖Δ_k − Σ_j p_j Δ_j‖, inversely to its distance from the mean.
+
+    >>> ida().weighting
+    IDA()
+    """
+    return _composed(axes, weighting=IDA())
+
+
+@_named
+def krum(byzantine: int | None = None, **axes: Unpack[Axes]) -> Algorithm:
+    """Krum (Blanchard et al., NeurIPS 2017): only the client counts that is nearest to its K − f − 2 nearest others.
+
+    `byzantine`: how many clients f of a round may send anything; by default as many as it withstands, 2 f + 2 < K.
+
+    >>> krum(byzantine=2).weighting
+    Krum(byzantine=2)
+    """
+    return _composed(axes, weighting=Krum(byzantine))
+
+
+@_named
+def multi_krum(byzantine: int | None = None, keep: int | None = None, **axes: Unpack[Axes]) -> Algorithm:
+    """Multi-Krum (Blanchard et al., NeurIPS 2017): FedAvg over the clients with the lowest scores of Krum.
+
+    `byzantine`: as Krum's. `keep`: how many clients; by default K − f − 2.
+
+    >>> multi_krum(byzantine=2, keep=5).weighting
+    MultiKrum(byzantine=2, keep=5)
+    """
+    return _composed(axes, weighting=MultiKrum(byzantine, keep))
+
+
+@_named
+def norm_bounding(bound: float | None = None, **axes: Unpack[Axes]) -> Algorithm:
+    """Norm bounding (Sun et al., 2019): FedAvg's mean of Δ_k min(1, S / ‖Δ_k‖).
+
+    `bound`: the longest norm S; by default the median of the round's norms.
+
+    >>> norm_bounding(bound=0.5).combine
+    NormBounding(bound=0.5)
+    """
+    return _composed(axes, combine=NormBounding(bound))
+
+
+@_named
+def median(**axes: Unpack[Axes]) -> Algorithm:
+    """Coordinate-wise median (Yin et al., ICML 2018): each number is the median of its clients'.
+
+    >>> median().combine
+    Median()
+    """
+    return _composed({"weighting": Uniform(), **axes}, combine=Median())
+
+
+@_named
+def trimmed_mean(trim: float = 0.2, **axes: Unpack[Axes]) -> Algorithm:
+    """Coordinate-wise trimmed mean (Yin et al., ICML 2018): each number's mean without its lowest and highest values.
+
+    `trim`: the share of clients that is left out at either end, from 0 to below 0.5; their number is rounded down.
+
+    >>> trimmed_mean(trim=0.1).combine
+    TrimmedMean(trim=0.1)
+    """
+    return _composed({"weighting": Uniform(), **axes}, combine=TrimmedMean(trim))
 
 
 def named(name: str, **options: Any) -> Algorithm:
@@ -261,6 +511,8 @@ def _options(function: Callable[..., Algorithm]) -> Mapping[str, Any]:
 
 
 def _axis_table(axis: str, given: object) -> dict[str, Any]:
+    if axis == "combine" and isinstance(given, str):
+        return {"name": given}
     if not isinstance(given, Mapping):
         raise RecipeError(f"algorithm.{axis}", given, 'must be a table with a name, like { name = "…" }')
     return dict(given)

@@ -25,7 +25,7 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsOnClient, State
+from fedstrata.core.axes import Algorithm, MovesSome, Remembers, SelectsAfterScores, SelectsOnClient, State
 from fedstrata.core.errors import (
     MISSING,
     BadValue,
@@ -53,6 +53,7 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState, grown, initial_state
 from fedstrata.core.status import Status
+from fedstrata.core.training import check_training
 from fedstrata.objectives import Plain
 from fedstrata.runs.files import Folder, write_whole
 
@@ -98,7 +99,12 @@ class Server:
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise BadValue("algorithm", algorithm, "must be an Algorithm, like fedstrata.fedlayerwise()")
+        if algorithm.private or isinstance(algorithm.objective, Remembers | MovesSome):
+            what = "private" if algorithm.private else "objective"
+            problem = "asks clients to keep something to themselves, which takes fedstrata's own clients: use run()"
+            raise BadValue(f"algorithm.{what}", getattr(algorithm, what), problem)
         require(min_replies >= 1, "min_replies", min_replies, "must be at least 1")
+        check_training(algorithm, None)
         if isinstance(model, nn.Module):
             if buffers is None:
                 buffers = _unmeasured(model)
@@ -332,7 +338,7 @@ class Server:
         """What a saved state is good for."""
         kinds = [(name, str(self.packing.dtypes.get(name))) for name in self.packing.order]
         shapes = [(entry.name, entry.shape, layer.name) for layer in self.layers.layers for entry in layer.entries]
-        return sha256(repr((self.algorithm, self.seed, kinds, shapes)).encode()).hexdigest()
+        return sha256(repr((vars(self.algorithm), self.seed, kinds, shapes)).encode()).hexdigest()
 
 
 _DTYPES = {

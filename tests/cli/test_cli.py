@@ -301,6 +301,13 @@ def test_options_of_an_axis_without_its_name(cli: Any, recipe: Any, tmp_path: Pa
     assert Run(tmp_path / "run").layers(1)["mu"].ravel().tolist() == pytest.approx([0.5] * 8)
 
 
+def test_a_slip_is_put_right_once(cli: Any) -> None:
+    answer = cli("rum")
+    assert answer.code == 2
+    assert "No such command 'rum'" in answer.err
+    assert answer.err.count("Did you mean") <= 1
+
+
 @pytest.mark.parametrize("pair", [("--nope",), ("quickstart", "extra"), ("quickstart", "--seed", "x")])
 def test_misuse_is_code_2_and_no_traceback(cli: Any, pair: tuple[str, ...]) -> None:
     answer = cli("run", *pair)

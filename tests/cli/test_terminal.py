@@ -482,6 +482,7 @@ def ways_around(tree: ast.AST) -> Iterator[str]:
 def test_there_is_no_way_around_the_console() -> None:
     found = {str(path.relative_to(ROOT)): list(ways_around(ast.parse(path.read_text()))) for path in MODULES}
     assert found.pop("src/fedstrata/cli/terminal.py")
+    assert found.pop("src/fedstrata/runs/progress.py")  # a script's bar, with names made visible; see below
     assert {path: ways for path, ways in found.items() if ways} == {}
 
 

@@ -65,9 +65,9 @@ def kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     used: list[bool] = []
     trained = Client._trained
 
-    def watched(self: Client, order: Any, data: Any, plan: Any, by_kernel: bool = False) -> Any:
+    def watched(self: Client, order: Any, data: Any, plan: Any, memory: Any, by_kernel: bool = False) -> Any:
         used.append(by_kernel)
-        return trained(self, order, data, plan, by_kernel)
+        return trained(self, order, data, plan, memory, by_kernel)
 
     monkeypatch.setattr(Client, "_trained", watched)
     return used

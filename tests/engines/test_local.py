@@ -218,7 +218,7 @@ def test_a_reply_that_has_come_is_used_though_its_worker_died(
     assert sorted((tmp_path / "answered").read_text().split()) == ["0", "1", "2", "3", "4"]
 
 
-SOME = ("two exchanges", "selection on the client", "extended")
+SOME = ("two exchanges", "clients remember", "extended")
 
 
 def test_kills_at_any_moment_change_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedstrata.report import content, write
+from fedstrata.plots import tables
+from fedstrata.report import write
 from tests.support.make_runs import make_run
 
 if "CI" not in os.environ:
@@ -72,6 +73,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PAGES = ("one", "several", "long", "evil", "wide", "fresh", "alike")
 
 
+def drawn(page: Any) -> None:
+    """Wait for every picture that is in sight."""
+    until(
+        page,
+        "() => [...document.querySelectorAll('figure')].every((one) => one.hidden || one.dataset.drawn || "
+        "one.querySelector('.chart p') || one.getBoundingClientRect().top > innerHeight + 400 || "
+        "one.getBoundingClientRect().bottom < -400)",
+    )
+
+
+def until(page: Any, function: str, *arguments: Any) -> None:
+    """Wait; Playwright's own way to do so needs `eval`, which these pages do not have."""
+    for _ in range(300):
+        if page.evaluate(function, *arguments):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(function)
+
+
 @pytest.fixture
 def show(browser: Any, folder: Path) -> Iterator[Callable[..., Any]]:
     """Open a report; whatever it asks of a network, and whatever goes wrong in it, fails the test."""
@@ -87,7 +107,7 @@ def show(browser: Any, folder: Path) -> Iterator[Callable[..., Any]]:
         page.on("request", lambda request: None if request.url in (address, "data:,") else wrong.append(request.url))
         page.goto(address)
         page.wait_for_selector("#settings")
-        page.wait_for_function("[...document.querySelectorAll('.chart')].every((box) => box.firstChild)")
+        drawn(page)
         return page
 
     yield opened
@@ -97,156 +117,251 @@ def show(browser: Any, folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 def choose(page: Any, section: str, label: str, option: str) -> None:
-    page.locator(f"#{section} label.choice", has_text=re.compile(f"^{label}")).locator("select").select_option(
-        label=option
-    )
+    select = page.locator(f"#{section} label.choice", has_text=re.compile(f"^{label}")).locator("select")
+    select.select_option(label=option)
 
 
-def click(page: Any, heat: Any, row: int, column: int, rows: int, columns: int) -> str:
-    """Click the middle of a cell, and what is said then."""
-    box = heat.locator("canvas").bounding_box()
-    place = {"x": box["width"] * (column + 0.5) / columns, "y": box["height"] * (row + 0.5) / rows}
-    heat.locator("canvas").click(position=place)
-    return str(heat.locator("output").inner_text())
+def figure(page: Any, part: str) -> Any:
+    """The picture of a part, drawn."""
+    found = page.locator(f'figure[data-part="{part}"]')
+    found.scroll_into_view_if_needed()
+    until(page, "(one) => Boolean(one.dataset.drawn)", found.element_handle())
+    return found
 
 
-def number(text: str) -> float:
-    return math.nan if text.startswith("no value") else float(re.match(r"[-\d.e+]+", text)[0])
+def read_all(picture: Any) -> list[dict[str, str]]:
+    """Every item of a picture that can be pointed at, read with the arrow keys: row by row."""
+    box, found = picture.locator(".chart"), []
+    box.focus()
+    box.press("ArrowRight")
+
+    def said() -> dict[str, str]:
+        parts = picture.locator("output").inner_text().split(", ")
+        return dict(part.rsplit(" ", 1) for part in parts)
+
+    for row in range(40):
+        found.append(said())
+        for _ in range(40):
+            before = picture.locator("output").inner_text()
+            box.press("ArrowLeft" if row % 2 else "ArrowRight")
+            if picture.locator("output").inner_text() == before:
+                break
+            found.append(said())
+        before = picture.locator("output").inner_text()
+        box.press("ArrowDown")
+        if picture.locator("output").inner_text() == before:
+            break
+    return found
 
 
-# --- a clicked cell --------------------------------------------------------------------------------------------------
+# --- a pointed cell --------------------------------------------------------------------------------------------------
 
-SHOWN: dict[str, tuple[str, Callable[[str], float]]] = {
-    "angle": ("angle", lambda text: number(text.split("(")[-1])),  # 79.12° (1.3809 rad)
-    "weight": ("weight", number),
-    "divergence": ("divergence", number),
-    "mu": ("μ", number),
-    "norm": ("norm", number),
-}
+SHOWN = {"angle": ("angle (°)", 180 / math.pi), "weight": ("weight", 1.0), "divergence": ("divergence", 1.0)}
 
 
 @pytest.mark.parametrize("quantity", SHOWN)
-def test_a_clicked_cell_shows_the_records_value(show: Any, folder: Path, quantity: str) -> None:
-    page = show("one")
-    title, read = SHOWN[quantity]
-    choose(page, "layers", "quantity", title)
-    known = missing = 0
-    for layer, name in enumerate(("first", "second")):
-        choose(page, "layers", "layer", name)
-        heat = page.locator("#layers .heat").last
-        for round in range(1, 6):
-            stored = load_file(folder / "one" / "layers" / f"{round:06d}.safetensors")
-            values = dict(zip(stored["clients"].tolist(), stored[quantity][:, layer].tolist(), strict=True))
-            for client in range(4):
-                said = click(page, heat, client, round - 1, 4, 5)
-                assert f"client {client}, round {round}, {name}" in said
-                value = values.get(client, math.nan)  # one client of four is not asked
-                if math.isnan(value):
-                    assert said.startswith("no value")
-                    missing += 1
-                else:
-                    assert read(said) == float(f"{value:.5g}")
-                    known += 1
-    assert known > 10
-    assert missing > 5
+def test_every_cell_shows_the_records_value(show: Any, folder: Path, quantity: str) -> None:
+    """Read with the keyboard, which goes from cell to cell; cells of clients that were not asked are not there."""
+    page, (title, factor) = show("one"), SHOWN[quantity]
+    choose(page, "layers", "quantity", title.split(" ")[0])
+    choose(page, "clients", "layer", "second")
+    page.wait_for_timeout(100)
+    found = {(one["client"], one["round"]): float(one[title]) for one in read_all(figure(page, f"cell/0/{quantity}"))}
+    expected = {}
+    for round in range(1, 6):
+        stored = load_file(folder / "one" / "layers" / f"{round:06d}.safetensors")
+        for client, value in zip(stored["clients"].tolist(), stored[quantity][:, 1].tolist(), strict=True):
+            if not math.isnan(value):
+                expected[str(client), str(round)] = float(f"{value * factor:.5g}")
+    assert set(found) <= set(expected)
+    assert len(found) > 0.6 * len(expected)  # an arrow may jump over a cell that has none beside it
+    for cell, value in found.items():
+        assert value == pytest.approx(expected[cell], rel=2e-5)
 
 
-def test_the_overview_has_medians_and_leads_to_the_layer(show: Any, folder: Path) -> None:
+def test_a_pointed_cell_shows_its_value(show: Any, folder: Path) -> None:
     page = show("one")
     choose(page, "layers", "quantity", "divergence")
-    said = click(page, page.locator("#layers .heat").first, 1, 2, 2, 5)
-    values = load_file(folder / "one" / "layers" / "000003.safetensors")["divergence"][:, 1]
-    assert number(said) == pytest.approx(np.nanmedian(values), rel=1e-4)
-    assert page.locator("#layers .heat").last.locator("figcaption").inner_text().startswith("divergence in second")
+    page.wait_for_timeout(100)
+    picture = figure(page, "layers/0/divergence")
+    surface = picture.locator("canvas, svg.marks").first
+    box = surface.bounding_box()
+    said = {}
+    for x in range(60, int(box["width"]), 25):  # across the row of the second layer
+        surface.hover(position={"x": x, "y": box["height"] - 60})
+        if page.locator(".tip").is_visible():
+            words = page.locator(".tip div").all_inner_texts()
+            told = dict(re.split(r"\n+", word) for word in words)
+            said[told["layer"], told["round"]] = float(told["divergence"])
+    assert len(said) >= 4
+    for (layer, round), value in said.items():
+        record = load_file(folder / "one" / "layers" / f"{int(round):06d}.safetensors")["divergence"]
+        median = np.nanmedian(record[:, ("first", "second").index(layer)])
+        assert value == pytest.approx(median, rel=2e-5)
 
 
-def test_cells_can_be_reached_with_the_keyboard(show: Any, folder: Path) -> None:
+def test_a_clicked_layer_is_the_one_of_the_clients(show: Any) -> None:
     page = show("one")
-    choose(page, "layers", "quantity", "weight")
-    heat = page.locator("#layers .heat").last
-    heat.locator("canvas").focus()
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowRight", "ArrowLeft"):
-        page.keyboard.press(key)
-    assert "client 1, round 3, first" in heat.locator("output").inner_text()
-    page.locator("#layers .heat").first.locator("canvas").focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    assert "second" in page.locator("#layers .heat").last.locator("figcaption").inner_text()
+    picture = figure(page, "layers/0/angle")
+    box = picture.locator(".chart")
+    box.focus()
+    box.press("ArrowDown")
+    box.press("ArrowDown")
+    assert "layer second" in picture.locator("output").inner_text()
+    box.press("Enter")
+    assert figure(page, "cell/0/angle").locator("figcaption").inner_text().startswith("angle in second")
 
 
 def test_a_summary_says_so_and_shows_quantiles(show: Any, folder: Path) -> None:
     page = show("wide")
     assert "clients are summarised" in page.locator(".notice").inner_text()
     choose(page, "layers", "quantity", "divergence")
-    heat = page.locator("#layers .heat").last
-    for row, label in enumerate(content.SUMMARY):
-        values = load_file(folder / "wide" / "layers" / "000011.safetensors")["divergence"][:, 0]
-        quantile = {"max": 1, "75 %": 0.75, "median": 0.5, "25 %": 0.25, "min": 0}.get(label)
-        expected = np.nanmean(values) if quantile is None else np.nanquantile(values, quantile)
-        said = click(page, heat, row, 10, 6, 120)
-        assert f" {label}, round 11, layer0" in said
-        assert number(said) == float(f"{expected:.5g}")
+    choose(page, "compare", "right round", "11")
+    page.wait_for_timeout(200)
+    right = page.locator('figure[data-part="round/0/divergence"]').last
+    right.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    box = right.locator(".chart")
+    box.focus()
+    values = load_file(folder / "wide" / "layers" / "000011.safetensors")["divergence"]
+    for key, row in (("ArrowRight", 0), ("ArrowDown", 1), ("ArrowDown", 2)):
+        box.press(key)
+        said = right.locator("output").inner_text()
+        assert f"client {tables.SUMMARY[row]}, layer layer0" in said
+        expected = np.nanquantile(values[:, 0], (1, 0.75, 0.5)[row])
+        assert float(said.rsplit(" ", 1)[1]) == pytest.approx(expected, rel=2e-5)
 
 
-# --- the rest of the page --------------------------------------------------------------------------------------------
+# --- pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_curves_say_what_the_history_says(show: Any) -> None:
     page = show("one")
-    picture = page.locator("#curves svg").first
-    picture.focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowLeft")  # from the last round, 5, to 3
-    assert "round 3, " in page.locator("#curves .legend").inner_text()
-    assert "0.5000" in page.locator("#curves .legend").inner_text()  # 3 / 6
-    choose(page, "curves", "curve", "loss on test")
-    assert "0.4000" in page.locator("#curves .legend").inner_text()  # 2 / 5 in the last round
+    choose(page, "overview", "y axis", "all values")
+    page.wait_for_timeout(200)
+    found = read_all(figure(page, "curves/0/round/all"))
+    values = {one["round"]: one["accuracy on test"] for one in found}
+    assert values == {str(round): f"{round / 6:.5g}" for round in range(1, 6)}
+    choose(page, "overview", "curve", "loss on test")
+    page.wait_for_timeout(200)
+    found = read_all(figure(page, "curves/1/round/all"))
+    assert {one["round"]: float(one["loss on test"]) for one in found} == {str(t): 2 / t for t in range(1, 6)} | {
+        "3": 0.66667
+    }
 
 
-def test_several_runs_side_by_side(show: Any) -> None:
+def test_a_click_in_the_legend_filters_and_so_do_the_boxes(show: Any) -> None:
     page = show("several")
-    assert page.locator("#outcome tbody tr").count() == 3
-    assert page.locator("#curves .curve").count() == 2 * 3
-    assert page.locator("#curves .band").count() == 2  # five seeds have an interval,
-    assert page.locator("#curves .thin").count() == 2 * 2 * 2  # two seeds are shown one by one
-    assert page.locator("#layers .multiples .heat").count() == 3
-    assert page.locator("#bytes .multiples figure").count() == 3
-    captions = page.locator("#layers .multiples figcaption")
-    assert "fedavg, seed 0" in captions.all_inner_texts()
-    page.locator(".seed select").select_option(label="4")
-    assert "fedavg, seed 4" in captions.all_inner_texts()
-    assert "fedprox, seed 0" in captions.all_inner_texts()  # which has no seed 4
+    picture = figure(page, "curves/0/round/ends")
+    lines = picture.locator("svg .mark-line path[stroke-width='2.2']")
+    assert lines.count() == 3
+    shown = lambda: lines.evaluate_all("(all) => all.filter((one) => one.getAttribute('d')).length")  # noqa: E731
+    assert shown() == 3
+    picture.locator("svg .role-legend-label text", has_text="fedprox").click()
+    page.wait_for_timeout(200)
+    assert shown() == 1  # a first click leaves that arm alone
+    picture.locator("svg .role-legend-label text", has_text="fedprox").click()
+    page.wait_for_timeout(200)
+    assert shown() == 3
+    page.get_by_label("fedavg", exact=True).uncheck()
+    page.wait_for_timeout(200)
+    assert shown() == 2
+    assert page.locator('figure[data-block="{layers}/{run:0}/{quantity}"]').is_hidden()
+    page.get_by_label("fedavg", exact=True).check()
+    page.wait_for_timeout(200)
+    assert shown() == 3
+
+
+def test_zoom_with_keys_and_back(show: Any) -> None:
+    page = show("several")
+    picture = figure(page, "curves/0/round/ends")
+    ticks = lambda: picture.locator("svg .role-axis-label text").all_text_contents()  # noqa: E731
+    before = ticks()
+    box = picture.locator(".chart")
+    box.focus()
+    for _ in range(3):
+        box.press("+")
+    page.wait_for_timeout(200)
+    assert set(ticks()) != set(before)
+    box.press("0")
+    page.wait_for_timeout(200)
+    assert set(ticks()) == set(before)
+
+
+def test_seeds_and_arms_beside_each_other(show: Any) -> None:
+    page = show("several")
+    assert page.locator("#overview table tbody tr").count() == 3
+    assert page.locator('#layers figure[data-block^="{layers}"]').count() == 3
+    assert page.locator("#bytes figure").count() == 3
+    captions = page.locator("#layers figure figcaption")
+    assert any("fedavg, seed 0" in text for text in captions.all_inner_texts())
+    page.locator("header label.choice select").select_option(label="4")
+    page.locator("#layers").scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    texts = captions.all_inner_texts()
+    assert any("fedavg, seed 4" in text for text in texts)
+    assert any("fedprox, seed 0" in text for text in texts)  # which has no seed 4
+
+
+@pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG"), ("CSV", b"layer,depth,round")])
+def test_a_picture_is_saved(show: Any, tmp_path: Path, form: str, begins: bytes) -> None:
+    page = show("one")
+    picture = figure(page, "layers/0/angle")
+    with page.expect_download() as started:
+        picture.get_by_label(f"save as {form}").click()
+    saved = tmp_path / "saved"
+    started.value.save_as(saved)
+    assert started.value.suggested_filename.endswith(f".{form.lower()}")
+    assert saved.read_bytes().startswith(begins)
+
+
+def test_a_table_is_saved_with_its_numbers(show: Any, tmp_path: Path) -> None:
+    page = show("one")
+    with page.expect_download() as started:
+        page.locator('#clients [data-block^="people"]').get_by_label("save as CSV").click()
+    started.value.save_as(tmp_path / "saved.csv")
+    head, *rows = (line.split(",") for line in (tmp_path / "saved.csv").read_text().splitlines())
+    assert head[:3] == ["client", "samples", "rounds asked"]
+    assert len(rows) == 4
+    assert all(row[1] == "10" for row in rows)
 
 
 def test_bytes_and_classes_and_losses(show: Any) -> None:
     page = show("one")
-    key = page.locator("#bytes .key").inner_text()
-    # five rounds of 100 t and 100 t + 1 bytes, and 8 of feedback
-    assert "first 1.5 kB" in key
-    assert "feedback 40 B" in key
-    picture = page.locator("#bytes svg")
-    picture.hover(position={"x": picture.bounding_box()["width"] - 20, "y": 100})
-    assert "round 5: 1.01 kB first 500 B, second 501 B, feedback 8 B" in page.locator("#bytes output").inner_text()
+    found = read_all(figure(page, "bytes/0/up"))
+    # 100 t and 100 t + 1 bytes in round t, and 8 of feedback
+    sent = {
+        (one["layer"], one["round"]): float(one["bytes per round"])
+        for one in found
+        if "k" not in one["bytes per round"]
+    }
+    assert sent["first", "5"] == 500
+    assert sent["second", "5"] == 501
     rows = page.locator("#data tbody tr")
     assert rows.first.inner_text().split() == ["0", "5", "·", "7", "12"]
     assert page.locator("#data thead").inner_text().split() == ["client", "cat", "dog", "owl", "all"]
-    assert "2 of 15 requests" in page.locator("#replies").inner_text()
-    assert "round 2: failed: ValueError: no sense (mine.py:3)" in page.locator("#replies tbody").inner_text()
+    assert "2 of 15 requests" in page.locator("#clients").inner_text()
+    replies = page.locator('#clients [data-block^="replies"] tbody').inner_text()
+    assert "failed: ValueError: no sense (mine.py:3)" in replies
 
 
 def test_names_are_only_text(show: Any) -> None:
     page = show("evil")
+    for section in ("layers", "clients", "compare", "bytes"):
+        page.locator(f"#{section}").scroll_into_view_if_needed()
+        page.wait_for_timeout(200)
+    read_all(figure(page, "layers/0/angle"))
     assert page.evaluate("typeof hacked") == "undefined"
-    assert EVIL in page.locator("#layers option").all_text_contents()
+    assert EVIL in page.locator("#clients option").all_text_contents()
     assert page.locator("img").count() == 0
-    assert page.locator("script").count() == 2
+    assert page.locator("script").count() == 3
 
 
 def test_an_unfinished_run_says_so(show: Any) -> None:
     assert "has 2 of 3 rounds" in show("long").locator(".notice").inner_text()
     fresh = show("fresh")
     assert "has 0 of 3 rounds" in fresh.locator(".notice").inner_text()
-    assert "No round is done yet" in fresh.locator("#curves").inner_text()
+    assert "No round is done yet" in fresh.locator("#overview").inner_text()
 
 
 # --- fit and contrast ------------------------------------------------------------------------------------------------
@@ -255,6 +370,7 @@ OVERFLOW = """() => {
   const edge = document.documentElement.clientWidth, found = [];
   if (document.documentElement.scrollWidth > edge) found.push(`page ${document.documentElement.scrollWidth} > ${edge}`);
   for (const element of document.querySelectorAll("main *")) {
+    if (element.closest("svg") && element.tagName !== "svg") continue;  // clipped by it
     if (element.closest(".scroll") && !element.classList.contains("scroll")) continue;  // scrolls in itself
     const box = element.getBoundingClientRect();
     if (box.width && getComputedStyle(element).visibility === "visible" && (box.right > edge + 0.5 || box.left < -0.5))
@@ -270,6 +386,9 @@ def test_nothing_overflows(show: Any, name: str, width: int) -> None:
     page = show(name, width)
     for details in page.locator("summary").all():
         details.click()
+    for section in page.locator("section").all():
+        section.scroll_into_view_if_needed()
+        drawn(page)
     assert page.evaluate(OVERFLOW) == []
 
 
@@ -308,6 +427,7 @@ CONTRAST = """() => {
   while (words.nextNode()) {
     const element = words.currentNode.parentElement, style = getComputedStyle(element);
     if (!words.currentNode.data.trim() || style.visibility !== "visible" || style.display === "none") continue;
+    if (element instanceof SVGElement && style.opacity === "0") continue;  // a label for which there is no room
     for (let up = element; up; up = up.parentElement)
       if (getComputedStyle(up).opacity !== "1") found.push(`opacity ${element.textContent}`);
     const back = behind(element), ink = over(rgba(element instanceof SVGElement ? style.fill : style.color), back);
@@ -328,6 +448,6 @@ def test_text_stands_out(show: Any, name: str, scheme: str) -> None:
         details.click()
     measured = page.evaluate(CONTRAST)
     assert measured["found"] == []
-    assert measured["count"] > 100
+    assert measured["count"] > 60
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) < 200) == (scheme == "dark")

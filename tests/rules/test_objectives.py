@@ -59,7 +59,8 @@ def train_scalar(objective: Objective, start: object, target: float, **training:
 
 
 def test_the_registry() -> None:
-    assert list(OBJECTIVES) == ["plain", "fedprox", "adaptive_mu", "fedlap"]
+    assert list(OBJECTIVES)[:4] == ["plain", "fedprox", "adaptive_mu", "fedlap"]
+    assert list(OBJECTIVES)[4:] == ["fedrep", "fedbabu", "scaffold", "feddyn", "ditto", "moon"]
 
 
 # --- plain, FedProx ----------------------------------------------------------------------------------------------

@@ -329,4 +329,5 @@ def test_ordinary_weights_keep_their_bits(alpha: float) -> None:
 
 
 def test_the_registry() -> None:
-    assert list(WEIGHTINGS) == ["sample_size", "uniform", "fedadp", "fedlayerwise"]
+    ours = ["sample_size", "uniform", "fedadp", "fedlayerwise", "fednova", "fedexp", "ida", "krum", "multi_krum"]
+    assert list(WEIGHTINGS) == ours

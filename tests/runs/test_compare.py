@@ -153,7 +153,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, tiny: Any, tmp_path: Path) -> Any:
                 self.recipe = comparison.jobs[0].recipe
                 self.metric = ACCURACY
 
-        monkeypatch.setattr("fedstrata.runs.reader.Run", Fake)
+        monkeypatch.setattr("fedstrata.runs.comparison.Run", Fake)
         monkeypatch.setattr("fedstrata.runs.comparison.outcome", lambda run: outcomes[run.key])
         return [cells_of(table) for table in result_tables(comparison)]
 
@@ -303,6 +303,14 @@ def test_the_results_have_every_seed_of_a_comparison_that_grows(recipe: Any, cli
         assert (row["metric"], row["rounds"], row["rounds_to_target"]) == ("accuracy", "1", "")
     assert "3 seeds" in answer.out, "the tables have them, too"
     assert f"{cli('show', out).out}as numbers: " in answer.out
+
+
+def test_a_comparison_is_no_run(cli: Any, tiny: Any, tmp_path: Path) -> None:
+    begin_comparison(tiny(), ["fedavg"], [0], out=tmp_path / "c")
+    for command in (["run", "--resume", tmp_path / "c"], ["export", tmp_path / "c", tmp_path / "m.safetensors"]):
+        answer = cli(*command)
+        assert answer.code == 2
+        assert "is no run directory: it is a comparison, which has its runs below it" in answer.err
 
 
 def test_an_interrupted_comparison(tiny: Any, tmp_path: Path, same_run: Any) -> None:

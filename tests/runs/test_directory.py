@@ -103,6 +103,7 @@ def test_runs_that_begin_at_once_do_not_mix(tiny: Any, tmp_path: Path, monkeypat
 def test_a_run_directory_holds_exactly_the_documented_files(example: Run) -> None:
     assert sorted(p.name for p in example.path.iterdir()) == [
         "checkpoints",
+        "clients",
         "history.jsonl",
         "layers",
         "recipe.toml",

@@ -30,7 +30,7 @@ from fedstrata.runs.reader import Run
 from fedstrata.runs.runner import create_run, run_rounds
 from fedstrata.tasks.task import Task
 from tests.support.processes import assert_no_orphans, end_of, fork, wait_for_rounds
-from tests.support.runs import run_content
+from tests.support.runs import arrays_of, run_content
 
 TOUCHING = ("open", "write", "pwrite", "fsync", "close", "replace", "rename", "unlink", "mkdir", "rmdir", "ftruncate")
 
@@ -163,7 +163,9 @@ def table(algorithm: dict[str, Any] = ON_THE_SERVER, **settings: Any) -> dict[st
 def whole(path: Path) -> dict[str, Any]:
     """All that must be the same, and the name of every file."""
     files = sorted(str(file.relative_to(path)) for file in path.rglob("*"))
-    return run_content(path) | {"every file": files, "beside": sorted(p.name for p in path.parent.glob(".*"))}
+    packs = arrays_of(path / "memory") if (path / "memory").exists() else {}
+    beside = sorted(file.name for file in path.parent.glob(".*"))
+    return run_content(path) | {"packs": packs, "every file": files, "beside": beside}
 
 
 def check_same(path: Path, expected: dict[str, Any], case: object) -> None:

@@ -40,7 +40,8 @@ class FakeGrid(Grid):
 
     def join(self, node: int, client: int, **config: Any) -> None:
         """A SuperNode starts, with an empty state."""
-        own = {"partition-id": client, "recipe": str(self.recipe), **config}
+        memory = str(self.recipe.parent / "memory of nodes")
+        own = {"partition-id": client, "recipe": str(self.recipe), "memory": memory, **config}
         self.nodes[node] = Context(1, node, own, RecordDict(), {})
 
     def leave(self, node: int) -> None:

@@ -258,6 +258,11 @@ KINDS: dict[str, Work] = {
     "a whole metric": one_run(
         FEDLDF, small_task(metric=Metric("rank", rank, whole=True)), on=["test", "validation", "clients"]
     ),
+    "clients remember": one_run({"name": "scaffold", "selection": FEDLDF}, small_task(), on=["clients"], **PARTLY),
+    "private layers": one_run(
+        {"name": "fedbn"}, small_task(model=lambda: network(nn.BatchNorm1d(16))), on=["clients"], clients_per_round=3
+    ),
+    "a model of one's own": one_run({"name": "ditto", "private": ["bias"]}, small_task(), on=["clients"], **PARTLY),
     "extended": one_run(FEDLDF, small_task(), on=["test", "clients"], extended=True),
     "comparison": comparison,
 }

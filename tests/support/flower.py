@@ -21,7 +21,7 @@ from fedstrata import Task
 from fedstrata.flower import Spring, selection_mod
 
 DROP_IN = {
-    "pyproject.toml": ['+    "fedstrata[flower]",'],
+    "pyproject.toml": ['+    "fedstrata[flower] @ file:///path/to/fedstrata-0.2.0-py3-none-any.whl",'],
     "pytorchexample/server_app.py": [
         "-from flwr.serverapp.strategy import FedAvg",
         "+import fedstrata.flower",

@@ -69,6 +69,7 @@ def cohort(
     round: int = 1,
     model: Tensor | None = None,
     units: Tensor | None = None,
+    reach: Sequence[float] | None = None,
 ) -> Cohort:
     """A cohort from plain lists."""
     count = len(updates)
@@ -82,6 +83,7 @@ def cohort(
         sent=mask,
         model=torch.zeros(layers.numel, dtype=torch.float64) if model is None else model,
         units=units,
+        reach=None if reach is None else torch.tensor(reach, dtype=torch.float64),
     )
 
 
@@ -118,7 +120,7 @@ def prepare(
     """Everything a run needs."""
     build = partial(build_model, task, seed, dtype)
     model = build()
-    layers = Layers.of(model, algorithm.grouping if grouping is None else grouping)
+    layers = Layers.of(model, algorithm.grouping if grouping is None else grouping, algorithm.private)
     setup = Setup(task, layers, algorithm.objective, algorithm.selection, training.local, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
     return setup, Plan(layers, training.rounds, training.participation, training.local, seed), state

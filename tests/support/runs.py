@@ -42,6 +42,12 @@ def checkpoint_content(path: Path) -> tuple[dict[str, str], dict[str, torch.Tens
         return dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def arrays_of(folder: Path) -> dict[str, dict[str, bytes]]:
+    """What is in the safetensors files of a folder."""
+    files = {file.name: checkpoint_content(file)[1] for file in sorted(folder.iterdir())}
+    return {file: {name: t.numpy().tobytes() for name, t in found.items()} for file, found in files.items()}
+
+
 def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = True) -> dict[str, Any]:
     """Everything in a run directory that is the same in two runs of one experiment, in a form that compares."""
     from fedstrata.runs.reader import Run
@@ -64,13 +70,12 @@ def run_content(path: str | Path, *, checkpoints: bool = True, recipe: bool = Tr
                 metadata,
                 {n: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for n, t in tensors.items()},
             )
-    for kind, name in (("packs", "memory"), ("each client", "clients")):
-        if (folder / name).is_dir():
-            files = {file.name: checkpoint_content(file)[1] for file in sorted((folder / name).iterdir())}
-            content[kind] = {f: {n: t.numpy().tobytes() for n, t in of.items()} for f, of in files.items()}
+    if (folder / "clients").is_dir():
+        content["each client"] = arrays_of(folder / "clients")
     if recipe:
         content["recipe"] = (folder / "recipe.toml").read_text(encoding="utf-8")
-    content["files"] = sorted(entry.name for entry in folder.iterdir() if checkpoints or entry.name != "checkpoints")
+    apart = {"memory", "nodes"} | (set() if checkpoints else {"checkpoints"})  # where memory is depends on the engine
+    content["files"] = sorted(entry.name for entry in folder.iterdir() if entry.name not in apart)
     return content
 
 

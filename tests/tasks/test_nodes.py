@@ -165,13 +165,14 @@ POINTS = NodesConfig(clients=1, shape=[2], classes=2)
         ("x,y,z,label\n", "3 columns of inputs, expected 2"),
         ("x,y,label\n1,2,2\n", "label = '2' in row 1 is no class; there are: 0, 1"),
         ("x,y,label\n1,2,nan\n", "label = 'nan' in row 1 is no class"),
-        ("x,y,label\n1,two,0\n", "'two'"),
+        ("x,y,label\n1,two,0\n", "y = 'two' in row 1 is no number"),
+        ("x,label,y\n1,0,2\n3,0,\n", "y = '' in row 2 is no number"),
         ("label,x,y\n1,2\n", "2 columns under a header of 3"),
         ("x,y,label\n1,2\n", "number of fields 2"),
         ("x,y,label\n1,2,0\n1,2\n", "number of columns changed from 3 to 2 at row 2"),
         ("x,y,label\n1,inf,0\n", "y = inf in row 1 is not finite"),
         ("x,y,label\n1,1e39,0\n", "y = inf in row 1 is not finite"),
-        ("x,y,label\n\x00,2,0\n", "could not convert"),
+        ("x,y,label\n\x00,2,0\n", "x = '\\x00' in row 1 is no number"),
     ],
 )
 def test_a_csv_file_that_makes_no_sense(text: str, problem: str, tmp_path: Path) -> None:

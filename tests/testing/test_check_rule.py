@@ -121,7 +121,7 @@ def test_what_a_report_says() -> None:
     assert first == "ByPosition() is a weighting: 1 of 2 checks failed"
     assert check == "  order_of_clients"
     assert expected.startswith("    expected: Nothing depends on the order")
-    assert found.startswith("    found:    other weights in round 1, by ")
+    assert found.startswith("    found:    another model after round 1, by ")
 
 
 def test_what_raises_is_told_with_its_line() -> None:

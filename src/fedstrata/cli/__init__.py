@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
 
-from fedstrata.cli import compare, data, flower, report, run, show, terminal
+from fedstrata.cli import compare, data, figures, flower, probe, report, run, show, terminal
 from fedstrata.core.errors import FedstrataError, UserError
 from fedstrata.processes import hold_collection, keep_memory, stop_when_asked
 
@@ -24,7 +25,9 @@ app = typer.Typer(
 app.command("run")(run.run_command)
 app.command("compare")(compare.compare_command)
 app.command("show")(show.show_command)
+app.command("probe")(probe.probe_command)
 app.command("report")(report.report_command)
+app.command("figures")(figures.figures_command)
 app.command("export")(show.export_command)
 app.command("partition")(show.partition_command)
 app.command("list")(show.list_command)
@@ -77,7 +80,7 @@ def main(commands: typer.Typer = app) -> None:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:  # a disk that is full, a folder one may not write to
-        _complain(f"{error.filename or 'system'}: {error.strerror or error}")
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
         sys.exit(2)
     except Exception as error:
         usage = getattr(error, "format_message", None)  # what typer raises when an option is wrong
@@ -87,7 +90,8 @@ def main(commands: typer.Typer = app) -> None:
             for line in usage().splitlines():  # empty, where typer has shown the help itself
                 terminal.say(line)
         else:
-            _complain(f"{usage()} (--help shows what there is)")
+            said = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", usage())  # typer and click both have the idea
+            _complain(f"{said} (--help shows what there is)")
         sys.exit(2)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +17,7 @@ from fedstrata.core.errors import UserError
 from fedstrata.formatting import number, size
 
 if TYPE_CHECKING:
-    from fedstrata.runs.comparison import Comparison, Job, Outcome
+    from fedstrata.runs.comparison import Comparison, Job
     from fedstrata.runs.formats import Line
 
 
@@ -148,55 +145,10 @@ def _live_table(comparison: Comparison, latest: dict[tuple[str, int], Line]) -> 
 
 def result_tables(comparison: Comparison) -> list[Table]:
     """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
-    from fedstrata.runs.comparison import outcome
-    from fedstrata.runs.reader import Run
-    from fedstrata.runs.statistics import estimate, paired_differences, written_differences
-
-    runs = {(job.algorithm, job.seed): Run(job.path) for job in comparison.jobs}
-    results = {key: outcome(run) for key, run in runs.items()}
-    first = next(iter(runs.values()))
-    target, metric, limit = first.recipe.evaluation.target, first.metric.name, results[next(iter(results))].limit
-    rises = first.metric.direction == "max"
-    columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format, "no number", rises)]
-    if target is not None:
-        columns.append(_Column(f"rounds to {target:g}", lambda o: o.rounds_to_target, "{:g}".format, f">{limit}"))
-        columns.append(_Column("upload to target", lambda o: o.upload_to_target, size))
-    columns.append(_Column("upload", lambda o: o.upload, size))
-
-    seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
-    table = Table("algorithm", *(column.name for column in columns), title=f"{first.recipe.name}, {seeds}")
-    values = {
-        (algorithm, column.name): [float(column.get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
-        for algorithm in comparison.algorithms
-        for column in columns
-    }
-    for algorithm in comparison.algorithms:
-        cells = (estimate(values[algorithm, column.name]).written(column.value) for column in columns)
-        table.add_row(algorithm, *cells)
-    tables = [table]
-    if len(comparison.algorithms) > 1:
-        baseline = comparison.algorithms[0]
-        paired = Table("algorithm", *(column.name for column in columns), title=f"minus {baseline}, paired by seed")
-        for algorithm in comparison.algorithms[1:]:
-            found = {c.name: paired_differences(values[algorithm, c.name], values[baseline, c.name]) for c in columns}
-            cells = (written_differences(found[c.name], c.difference, algorithm, baseline, c.rises) for c in columns)
-            paired.add_row(algorithm, *cells)
-        tables.append(paired)
-    return tables
-
-
-@dataclass(frozen=True)
-class _Column:
-    """One figure of every run: how it is got, and how it is written."""
-
-    name: str
-    get: Callable[[Outcome], float | None]
-    write: Callable[[float], str]
-    missed: str = "not reached"
-    rises: bool = False
-
-    def value(self, value: float) -> str:
-        return self.missed if math.isinf(value) else self.write(value)
-
-    def difference(self, value: float) -> str:
-        return ("−" if value < 0 else "+") + self.write(abs(value))
+    shown = []
+    for table in comparison.tables():
+        view = Table(*table.columns, title=table.title)
+        for row in table.rows:
+            view.add_row(*row)
+        shown.append(view)
+    return shown

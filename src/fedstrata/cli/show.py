@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedstrata.cli.compare import show_comparison
 from fedstrata.cli.options import Data, Seed, Settings
+from fedstrata.cli.probe import print_probe
 from fedstrata.cli.run import summary_table
 from fedstrata.cli.tables import partition_table
 from fedstrata.cli.terminal import Console, say
@@ -66,13 +67,14 @@ def show_command(directory: RunDir) -> None:
         console.print(f"from round {first} on with {', '.join(changes)}: bits may differ", soft_wrap=True)
     _print_findings(console, run, history)
     console.print(_layer_table(run, history))
+    _print_probes(console, run)
     lost = [(line["round"], who) for line in history for who in line["lost"]]
     unmeasured = [(line["round"], who) for line in history for who in line["unmeasured"]]
     _print_lost(console, "lost replies", lost)
     _print_lost(console, "evaluations that failed", unmeasured)
     data = run.about.data
     if data.table is not None:
-        console.print(partition_table(data.table, data.class_names, rows=12))
+        console.print(partition_table(data.table, data.class_names, 12, data.client_names))
     if data.source is not None:
         console.print(f"data: {data.dataset} ({data.source})")
 
@@ -100,6 +102,21 @@ def _print_findings(console: Console, run: Run, history: list[Line]) -> None:
             console.print(f"  {finding.sentence}", style="yellow" if kind == "client_suspect" else None, soft_wrap=True)
         if len(told) > _MOST_TOLD:
             console.print(f"  and {len(told) - _MOST_TOLD} more ({kind})")
+
+
+def _print_probes(console: Console, run: Run) -> None:
+    """Who harmed in the last of the rounds that were probed."""
+    try:
+        rounds = run.probes()
+        if not rounds:
+            return
+        last = run.probe(rounds[-1])
+    except (FedstrataError, OSError) as error:
+        console.print(f"who harmed is not known: {error}", soft_wrap=True)
+        return
+    print_probe(console, last)
+    if len(rounds) > 1:
+        console.print(f"also probed: {', '.join(map(str, rounds[:-1]))}", soft_wrap=True)
 
 
 _MOST_TOLD = 5
@@ -165,6 +182,9 @@ def _median(values: np.ndarray, form: str) -> str:
 def export_command(
     directory: RunDir,
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The file to write; it must be new.")],
+    client: Annotated[
+        int | None, typer.Option("--client", metavar="K", help="The model of this client, with its private layers.")
+    ] = None,
     data: Data = None,
 ) -> None:
     """Write a run's model to a .safetensors file: a whole state dict, ready for load_state_dict.
@@ -177,7 +197,7 @@ def export_command(
     """
     from fedstrata.runs.reader import Run
 
-    Run(directory).export(file, data=data)
+    Run(directory).export(file, client=client, data=data)
     say(f"wrote {file}")
 
 
@@ -204,7 +224,7 @@ def partition_command(
     notes = task.described()
     if "table" not in notes:
         raise UserError(f"{recipe}: the task {task.name!r} has no classes to count")
-    Console().print(partition_table(notes["table"], notes["class_names"]))
+    Console().print(partition_table(notes["table"], notes["class_names"], client_names=notes.get("client_names", ())))
 
 
 def list_command(
@@ -253,12 +273,13 @@ def _recipes() -> Table:
 def _algorithms() -> Table:
     from fedstrata.algorithms import NAMED, axes_of
 
-    axes = ("objective", "selection", "weighting")
-    table = Table("algorithm", *axes, "layers", title="--algorithm NAME", title_justify="left")
+    columns = ("algorithm", "its choices, where they are not FedAvg's", "layers")
+    table = Table(*columns, title="--algorithm NAME", title_justify="left")
+    usual = axes_of(NAMED["fedavg"]())
     for name, function in NAMED.items():
         algorithm = function()
-        parts = axes_of(algorithm)
-        table.add_row(name, *(parts[axis]["name"] for axis in axes), str(algorithm.grouping))
+        own = [f"{axis} {part['name']}" for axis, part in axes_of(algorithm).items() if part != usual.get(axis)]
+        table.add_row(name, ", ".join(own), str(algorithm.grouping))
     return table
 
 
@@ -331,9 +352,8 @@ def _runs() -> Table:
             run = Run(info.parent)
             history = run.history()
             summary = run.summary(history)
-            state = "running" if run.running() else "finished" if run.finished(history) else "not finished"
             rounds = f"{summary['rounds']}/{run.recipe.training.rounds}"
-            row = (rounds, number(summary["best"]), size(summary["upload"]), state)
+            row = (rounds, number(summary["best"]), size(summary["upload"]), run.state(history))
         except (FedstrataError, OSError) as error:  # one that somebody damaged hides no other
             row = ("", "", "", str(error))
         table.add_row(str(info.parent), *row)

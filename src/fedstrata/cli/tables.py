@@ -23,14 +23,17 @@ SHOWN = 12
 """Rounds in the live table."""
 
 
-def partition_table(table: Sequence[Sequence[int]], class_names: Sequence[str], rows: int = 40) -> Table:
+def partition_table(
+    table: Sequence[Sequence[int]], class_names: Sequence[str], rows: int = 40, client_names: Sequence[str] = ()
+) -> Table:
     """Clients × classes with the clients' sizes; the first `rows` clients when there are more."""
     left_out = len(table) - rows
     view = Table(title="samples by client and class", caption=f"and {left_out} more clients" if left_out > 0 else None)
     for heading in ("client", *map(str, class_names), "all"):
         view.add_column(heading, justify="right")
     for client, counts in enumerate(table[:rows]):
-        view.add_row(str(client), *(str(count) if count else "·" for count in counts), str(sum(counts)))
+        name = f"{client} {client_names[client]}" if client < len(client_names) else str(client)
+        view.add_row(name, *(str(count) if count else "·" for count in counts), str(sum(counts)))
     return view
 
 

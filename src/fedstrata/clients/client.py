@@ -76,6 +76,11 @@ class Client:
         self.kept: dict[int, Kept] = {}
         """By client: what waits for the second exchange. An engine whose clients forget keeps it for them."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether clients remember anything from round to round."""
+        return bool(self._first.memory)
+
     def answer(self, order: Order, buffer: Tensor | None = None) -> Answer:
         """Carry out an order. `buffer`, if given, is memory for the update. A failure is a status with its reason.
 

@@ -6,7 +6,8 @@ Evaluation is an order like any other, so it goes through the engine, and every 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -15,9 +16,10 @@ from fedstrata.core import rng
 from fedstrata.core.axes import State
 from fedstrata.core.errors import FedstrataError, NotFinite, ReplyError
 from fedstrata.core.fit import Engine
-from fedstrata.core.memory import tags
+from fedstrata.core.memory import PRIVATE, Tag, Version, tags
 from fedstrata.core.messages import Order, Reply, check_size, judge
 from fedstrata.core.status import SILENT, Status
+from fedstrata.core.versions import Versions
 from fedstrata.tasks.metric import Metric
 from fedstrata.tasks.task import Task
 
@@ -48,32 +50,31 @@ def evaluate(
     attempt: int = 0,
     memory: State | None = None,
     fine_tune: int = 0,
+    private: str | None = None,
 ) -> tuple[Results, Unmeasured, Each]:
     """Evaluate a model on the server's named sets, and on `clients`, if `on` has that name.
 
     `memory` is the table of what clients remember: each is measured with its own private layers. Those that have not
     taken part yet have the first ones, and results of their own, `newcomers`. With `fine_tune`, clients first train a
-    copy for so many epochs on their training data.
+    copy for so many epochs on their training data. On the server private layers are the first ones, or, with `private`
+    = "mean", the mean of those of all clients that took part.
 
     `attempt` is the round's own: a node refuses orders of earlier ones. Clients that do not answer, or nonsense, end
     nothing; without any other there are no results of clients. If everyone who could be asked was, and failed, the
     mistake would be repeated.
     """
     orders: dict[str, list[Order]] = {}
+    base = tags(memory or {})
+    of_server = _mean_private(engine, base) if private == "mean" else None
     for name in on:
         if name == "clients":
             who = _holders(task, clients, seed, round)
-            base = tags(memory or {})
             orders[name] = [
                 Order("evaluate", round, attempt, int(k), model=model, base=base.get(int(k)), fine_tune=fine_tune)
                 for k in who
             ]
         else:
-            parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
-            orders[name] = [
-                Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts))
-                for part in range(parts)
-            ]
+            orders[name] = _server_orders(task, model, name, round, attempt, of_server)
     results: Results = {}
     unmeasured: Unmeasured = []
     each: Each = {}
@@ -101,28 +102,71 @@ def evaluate(
     return results, unmeasured, each
 
 
+def _mean_private(engine: Engine, base: Mapping[int, Tag]) -> Version | None:
+    """The clients' mean private layers, where one process has them all."""
+    versions: Versions | None = getattr(engine, "versions", None)
+    if versions is None or not base:
+        return None
+    found = [versions.of(client, tag)[PRIVATE].double() for client, tag in base.items()]
+    total = found[0].clone()
+    for one in found[1:]:
+        total += one
+    return {PRIVATE: (total / len(found)).to(versions.of(*next(iter(base.items())))[PRIVATE].dtype)}
+
+
+def measure(
+    engine: Engine, task: Task, models: Sequence[Tensor], on: str, round: int, attempt: int = 0
+) -> list[dict[str, float]]:
+    """Several models on one of the server's sets, all at once: what `evaluate` says of each of them."""
+    asked = [_server_orders(task, model, on, round, attempt) for model in models]
+    status, good = _answers(engine, [order for orders in asked for order in orders], lambda order, reply: None)
+    for order, why in status.items():
+        if order not in good:
+            raise FedstrataError(f"evaluation on {on} in round {round}: {why}")
+    return [_combine([good[order] for order in orders], task.metric.name) for orders in asked]
+
+
+def _server_orders(
+    task: Task, model: Tensor, name: str, round: int, attempt: int, memory: Version | None = None
+) -> list[Order]:
+    """A model on one of the server's sets, in parts."""
+    parts = 1 if task.metric.whole else -(-len(task.server_data(name)) // PART)
+    return [
+        Order("evaluate", round, attempt, rng.SERVER, model=model, dataset=name, part=(part, parts), memory=memory)
+        for part in range(parts)
+    ]
+
+
 def _collect(
     engine: Engine, orders: Sequence[Order], samples: np.ndarray | None, metric: str
 ) -> tuple[dict[Order, Reply], Unmeasured]:
     """The usable replies, by client and part, and why others are not; `samples` is how many each client holds out."""
+
+    def check(order: Order, reply: Reply) -> None:
+        if samples is not None:
+            check_size(reply.size, int(samples[order.client]), order)
+            _check_metrics(reply, metric)
+
+    status, good = _answers(engine, orders, check)
+    in_order = sorted(orders, key=lambda order: (order.client, order.part))
+    missing = [(order.client, status[order]) for order in in_order if order not in good]
+    return {order: good[order] for order in in_order if order in good}, missing
+
+
+def _answers(
+    engine: Engine, orders: Sequence[Order], check: Callable[[Order, Reply], None]
+) -> tuple[dict[Order, Status], dict[Order, Reply]]:
+    """What became of each order, and the replies that can be used."""
     status, good = dict.fromkeys(orders, SILENT), {}
     waiting = set(orders)
     for order, answer in engine.exchange(orders):
         if order not in waiting:
             continue  # nobody asked it, or it has answered already
         waiting.remove(order)
-
-        def check(reply: Reply, order: Order = order) -> None:
-            if samples is not None:
-                check_size(reply.size, int(samples[order.client]), order)
-                _check_metrics(reply, metric)
-
-        status[order], reply = judge(answer, check)
+        status[order], reply = judge(answer, partial(check, order))
         if reply is not None:
             good[order] = reply
-    in_order = sorted(orders, key=lambda order: (order.client, order.part))
-    missing = [(order.client, status[order]) for order in in_order if order not in good]
-    return {order: good[order] for order in in_order if order in good}, missing
+    return status, good
 
 
 def _check_metrics(reply: Reply, metric: str) -> None:

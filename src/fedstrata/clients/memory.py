@@ -65,6 +65,7 @@ class First:
                 lr=training.learning_rate(order.round),
                 steps=steps,
                 reach=training.reach(steps),
+                tail=tail.cpu(),
                 second=None if second is None else second.cpu(),
             )
             every |= setup.objective.remember({n: v for n, v in memory.items() if n != PRIVATE}, work)

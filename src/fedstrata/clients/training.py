@@ -39,6 +39,8 @@ class Setup:
     device: str = "cpu"
     record: bool = True
     evaluation_batch: int | None = None
+    fine_tune: int = 0
+    """The most epochs of training before an evaluation."""
 
     def to_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         """Inputs and targets where the model is, floating-point ones in its dtype."""

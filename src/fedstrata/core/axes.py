@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from fedstrata.core.aggregation import aggregate
+from fedstrata.core.display import Table
 from fedstrata.core.errors import BadValue, require
 from fedstrata.core.grouping import Grouping
 from fedstrata.core.lazy import torch
@@ -79,7 +80,18 @@ class Work:
     lr: float  # η
     steps: int  # τ
     reach: float | None  # a: a constant gradient g moves it by −η a g; None, if that is no constant
+    tail: Tensor  # where its private layers came
     second: Tensor | None = None  # where a second training came, with private layers behind
+
+    @property
+    def moved(self) -> Tensor:
+        """How far its parameters went: `update` with zeros for buffers."""
+        return torch.where(self.layers.is_trainable, self.update, 0.0)
+
+    @property
+    def trained(self) -> Tensor:
+        """Where the client came, with private layers behind."""
+        return torch.cat([self.model + self.update, self.tail])
 
 
 @runtime_checkable
@@ -183,7 +195,11 @@ Selection = SelectsBefore | SelectsAfterScores | SelectsOnClient
 
 
 class Weighting(Protocol):
-    """Axis 3: how much each upload counts."""
+    """Axis 3: how much each upload counts.
+
+    A rule that cannot do with all uploads says what it `compares`: whole "models", or "layers". One that `needs_reach`
+    looks at `cohort.reach`.
+    """
 
     def init(self, clients: int, layers: Layers) -> State:
         """The state before the first round, for all clients that exist."""
@@ -240,6 +256,7 @@ class Everything:
     """Everyone sends everything."""
 
     decides: ClassVar[Literal["before"]] = "before"
+    sends: ClassVar[Literal["models"]] = "models"
 
     def draw(self, clients: int, layers: Layers, generator: np.random.Generator) -> Tensor:
         """All of it."""
@@ -292,9 +309,20 @@ class Algorithm:
     def __post_init__(self) -> None:
         for axis, needed in _NEEDED.items():
             _check(axis, getattr(self, axis), needed)
+        _check_uploads(self.weighting, self.selection, self.combine)
         if isinstance(self.private, str) or not all(isinstance(pattern, str) for pattern in self.private):
             raise BadValue("private", self.private, "must be a list of patterns, or of the words norm, bias, …")
         object.__setattr__(self, "private", tuple(self.private))
+
+    def __repr__(self) -> str:
+        """What is not FedAvg's, as it can be written."""
+        plain = vars(Algorithm())
+        own = [f"{name}={value!r}" for name, value in vars(self).items() if value != plain[name]]
+        return f"Algorithm({', '.join(own)})"
+
+    def _repr_html_(self) -> str:
+        rows = tuple((name, value if isinstance(value, str) else repr(value)) for name, value in vars(self).items())
+        return Table("algorithm", ("axis", "choice"), rows)._repr_html_()
 
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -325,3 +353,20 @@ def _check(axis: str, rule: object, needed: tuple[str, ...]) -> None:
         require(decides in _NEEDED_OF_SELECTION, axis, name, problem)
         missing = [method for method in _NEEDED_OF_SELECTION[decides] if not hasattr(rule, method)]
         require(not missing, axis, name, f"is no selection: it lacks {', '.join(missing)}")
+
+
+_UPLOADS = ("models", "layers", "units")
+"""From the coarsest to the finest."""
+
+
+def _check_uploads(weighting: Weighting, selection: Selection, combine: Combination) -> None:
+    """Refuse a weighting that cannot be had of what the selection lets clients send, or has no mean to stretch."""
+    name, compares = type(weighting).__name__, getattr(weighting, "compares", "units")
+    sends = "units" if selection.decides == "on_client" else getattr(selection, "sends", "layers")
+    if _UPLOADS.index(sends) > _UPLOADS.index(compares):
+        what = "whole models" if compares == "models" else "whole layers"
+        problem = f"needs {what}, and with {type(selection).__name__} clients send single {sends}"
+        raise BadValue("weighting", name, problem)
+    if isinstance(weighting, WithGain) and not isinstance(combine, Mean):
+        problem = f"stretches the mean, which {type(combine).__name__} takes the place of"
+        raise BadValue("weighting", name, problem)

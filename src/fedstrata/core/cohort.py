@@ -60,13 +60,10 @@ class Cohort:
         """How many numbers the updates have in all."""
         return len(self) * self.layers.numel
 
-    @cached_property
+    @property
     def is_trainable(self) -> Tensor:
         """Which numbers of the flat vector are no buffers, bool [P]."""
-        found = torch.zeros(self.layers.numel, dtype=torch.bool)
-        for layer in self.layers.layers:
-            found[layer.start : layer.trainable_stop] = True
-        return found
+        return self.layers.is_trainable
 
     def sum(self, factors: Tensor) -> Tensor:
         """Σ_k m_ku f_kl Δ_ku, [P], for factors [K, L]; zero on buffers."""

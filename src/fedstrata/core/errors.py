@@ -102,8 +102,8 @@ class MemoryLost(FedstrataError):
     """A client's memory is not where it should be; the message says what there is instead."""
 
     def __init__(self, client: int, tag: tuple[int, int], there: Iterable[tuple[int, int]]) -> None:
-        self.client, self.tag = client, tag
-        known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in sorted(there))
+        self.client, self.tag, self.there = client, tag, sorted(there)
+        known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in self.there)
         what = f"client {client} has no memory of round {tag[0]}, attempt {tag[1]}"
         super().__init__(f"{what}; it has {f'that of {known}' if known else 'none at all'}")
 

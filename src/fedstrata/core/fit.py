@@ -19,7 +19,7 @@ from fedstrata.core.record import RoundRecord
 from fedstrata.core.round import Participants, Round, Terms, check_cohort, play
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
-from fedstrata.core.training import LocalTraining, Participation
+from fedstrata.core.training import LocalTraining, Participation, check_training
 
 
 class Engine(Protocol):
@@ -54,23 +54,14 @@ def fit(
     state: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Run the rounds that are left, and yield the state and the record after each."""
-    part = plan.participation
-    population = int((engine.sizes > 0).sum())
-    terms = Terms(
-        plan.layers,
-        plan.seed,
-        part.attempts,
-        part.min_replies,
-        record=plan.record,
-        training=plan.training,
-        population=population,
-    )
-    check_cohort(algorithm, part.cohort_size(population))
+    terms = terms_of(plan, engine.sizes)
+    check_cohort(algorithm, plan.participation.cohort_size(terms.population))
+    check_training(algorithm, plan.training)
     while state.round < plan.rounds:
         number = state.round + 1
 
         def draw(attempt: int, number: int = number) -> Participants:
-            return _drawn(plan, engine.sizes, number, attempt)
+            return draw_participants(plan, engine.sizes, number, attempt)
 
         since = max(0, state.round // plan.checkpoint_every - 1) * plan.checkpoint_every
         round = Round(state, algorithm, replace(terms, since=since), draw, number)
@@ -80,7 +71,21 @@ def fit(
         yield state, record
 
 
-def _drawn(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
+def terms_of(plan: Plan, sizes: np.ndarray) -> Terms:
+    """What is the same in all rounds of a plan."""
+    part = plan.participation
+    return Terms(
+        plan.layers,
+        plan.seed,
+        part.attempts,
+        part.min_replies,
+        record=plan.record,
+        training=plan.training,
+        population=int((sizes > 0).sum()),
+    )
+
+
+def draw_participants(plan: Plan, sizes: np.ndarray, number: int, attempt: int) -> Participants:
     """Sample the round's clients, how much each will do, and who is lost on the way."""
     part, seed, full = plan.participation, plan.seed, plan.training.full_work
     clients = part.sample(sizes, seed, number, attempt)

@@ -26,7 +26,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from fedstrata.core.errors import RecipeError
+from fedstrata.core.display import Table
+from fedstrata.core.errors import RecipeError, visible
 from fedstrata.core.grouping import GROUPINGS, Grouping
 
 
@@ -109,8 +110,8 @@ class Layers:
         """Group the tensors of any `torch.nn.Module`.
 
         `private` has patterns of the tensors that do not travel, or the words `norm` (all normalisations), `bias` (all
-        biases), `first` and `last` (the first and the last module with parameters). One that matches nothing is the
-        caller's affair: see `unmatched`.
+        biases), `first` and `last` (the first and the last module with parameters); with a ! before it, a pattern is
+        for all others. One that matches nothing is the caller's affair: see `unmatched`.
         """
         items = _travelling(model)
         _check_grouping(items, grouping)
@@ -167,12 +168,40 @@ class Layers:
         return {entry.name: entry for layer in self.layers for entry in layer.entries}
 
     @cached_property
+    def is_trainable(self) -> Tensor:
+        """Which numbers of the flat vector are no buffers, bool [P]."""
+        found = torch.zeros(self.numel, dtype=torch.bool)
+        for layer in self.layers:
+            found[layer.start : layer.trainable_stop] = True
+        return found
+
+    @cached_property
     def _sizes(self) -> list[int]:
         """How many numbers each entry has; they lie one behind the other."""
         return [entry.stop - entry.start for entry in self.entries.values()]
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def __repr__(self) -> str:
+        sizes = [f"{visible(layer.name)}: {layer.numel:,}" for layer in self.layers]
+        shown = sizes if len(sizes) <= 6 else [*sizes[:3], "…", sizes[-1]]
+        return f"<{len(self)} Layers ({', '.join(shown)}), {self.numel:,} numbers of {self.dtype}>"
+
+    def _repr_html_(self) -> str:
+        rows = tuple(
+            (
+                layer.name,
+                ", ".join(f"{entry.name} {list(entry.shape)}" for entry in layer.entries),
+                f"{layer.trainable_stop - layer.start:,}",
+                f"{layer.stop - layer.trainable_stop:,}",
+                f"{layer.units:,}",
+                f"{layer.numel * self.itemsize:,}",
+            )
+            for layer in self.layers
+        )
+        title = f"{len(self)} layers, {self.numel:,} numbers of {self.dtype}"
+        return Table(title, ("layer", "tensors", "trainable", "buffers", "units", "bytes"), rows)._repr_html_()
 
     def bytes_per_layer(self) -> Tensor:
         """What each layer weighs on the wire, int64 [L]."""
@@ -378,6 +407,8 @@ _WORDS: Mapping[str, Callable[[_Travelling, list[_Travelling]], bool]] = {
 
 
 def _is_private(item: _Travelling, pattern: str, items: list[_Travelling]) -> bool:
+    if pattern.startswith("!"):
+        return not _is_private(item, pattern[1:], items)
     return _WORDS[pattern](item, items) if pattern in _WORDS else _matches(item.name, [pattern])
 
 

@@ -8,19 +8,15 @@ a lost reply or a crash needs no undo: the table still names the old version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from fedstrata.core.errors import MemoryLost
 from fedstrata.core.lazy import torch
-from fedstrata.core.status import Status
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedstrata.core.axes import Algorithm, State
     from fedstrata.core.layers import Layers
-    from fedstrata.core.messages import Answer, Order
 
 Tag = tuple[int, int]
 """A version's name: the round and the attempt that made it."""
@@ -59,42 +55,6 @@ def renewed(table: State, rows: Iterable[int], tag: Tag) -> State:
         "client": torch.tensor(list(known), dtype=torch.int64),
         "tag": torch.tensor(list(known.values()), dtype=torch.int64).view(-1, 2),
     }
-
-
-class Versions:
-    """The versions of many clients, where one process keeps them. It grows with the clients that took part."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, dict[Tag, Version]] = {}
-
-    def of(self, client: int, tag: Tag) -> Version:
-        """A version; `MemoryLost`, if it is not here."""
-        kept = self._kept.get(client, {})
-        if tag not in kept:
-            raise MemoryLost(client, tag, kept)
-        return kept[tag]
-
-    def put(self, client: int, tag: Tag, version: Version) -> None:
-        """Keep a version."""
-        self._kept.setdefault(client, {})[tag] = version
-
-    def attached(self, order: Order) -> Order:
-        """An order with the version that it names. A client that trains from it needs none that are older."""
-        if order.base is None:
-            return order
-        version = self.of(order.client, order.base)
-        if order.kind == "train":
-            self._kept[order.client] = {order.base: version}
-        elif order.kind == "evaluate":
-            version = {name: version[name] for name in (PRIVATE, OWN) if name in version}
-        return replace(order, memory=version)
-
-    def detached(self, order: Order, answer: Answer) -> Answer:
-        """An answer without the new version, which stays here."""
-        if isinstance(answer, Status) or answer.memory is None:
-            return answer
-        self.put(order.client, (order.round, order.attempt), answer.memory)
-        return replace(answer, memory=None, candidate=None)
 
 
 def merged(before: Version, after: Version, layers: Layers, sent: Tensor, units: Tensor | None = None) -> Version:

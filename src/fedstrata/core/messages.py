@@ -56,6 +56,10 @@ class Order:
     """The version of its memory that the client starts from; None, if it has not taken part yet."""
     since: int = 0
     """The first round that the server may still come back to: versions that only earlier ones need can be forgotten."""
+    run: str = ""
+    """Which run the memory belongs to, where it lies with those of others."""
+    afresh: bool = False
+    """Whether a client that does not have this version is to start with none."""
     memory: Version | None = None
     """That version itself: whoever keeps it puts it here. It is never sent."""
     fine_tune: int = 0

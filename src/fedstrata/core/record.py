@@ -63,7 +63,7 @@ class RoundRecord:
     unmeasured: tuple[tuple[int, Status], ...] = ()
     """The clients that could not be evaluated, and why."""
     each: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What each client came to on its own held-out data, where clients are evaluated: `client`, `loss`, the metric, …"""
+    """What each evaluated client came to on its own held-out data: `client`, `samples`, `loss`, the metric, …"""
 
     @property
     def lost(self) -> list[tuple[int, Status]]:

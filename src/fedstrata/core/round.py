@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core import rng
-from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, State
+from fedstrata.core.axes import Algorithm, MovesSome, SelectsAfterScores, SelectsBefore, State
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import BadValue, RecipeError, RuleError
@@ -69,6 +69,8 @@ class Terms:
     """What each layer weighs on the wire, int64 [L], if not its numbers in the model's precision."""
     spells_out_whole: bool = True
     """Whether a client that sends all layers is told which."""
+    first_attempt: int = 0
+    """The one to begin with: not 0 where a round is played again, of which a later one counted."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class Round:
             self._ledger.up += reply.upload_bytes(self.terms.layers, self._weights)
             self._ledger.feedback_numbers += reply.feedback_numbers()
             (self.trained if order.kind == "train" else self._uploaded)[at] = reply
+            if at in self._slow:
+                self.status[at] = status = Status("nothing chosen")
         return status
 
     def finish(self) -> tuple[ServerState, RoundRecord]:
@@ -154,8 +158,7 @@ class Round:
                 diverged=bool(lost) and all(status.kind == "not finite" for _, status in lost),
             )
         with steady():
-            rows = self._in_order_of_sums()
-            cohort = self._cohort(rows)
+            cohort, rows = self.cohort()
             state, weights = conclude(self.state, self.algorithm, cohort)
             if not stays_finite(state.model, self.state.model):
                 problem = "the clients' updates are finite, and the model that comes of them is not"
@@ -178,10 +181,15 @@ class Round:
         who = self.participants
         return int((who.clients if who.rows is None else who.rows)[at])
 
+    def cohort(self) -> tuple[Cohort, list[int]]:
+        """The accepted updates, in the order of sums, and the positions of their clients."""
+        positions = self._in_order_of_sums()
+        return self._cohort(positions), positions
+
     def _play(self, draw: Callable[[int], Participants]) -> Iterator[list[Order]]:
         """The exchanges of a round."""
         selection = self.algorithm.selection
-        for attempt in range(self.terms.attempts):
+        for attempt in range(self.terms.first_attempt, self.terms.attempts):
             self._begin(attempt, draw(attempt))
             yield from self._exchange(self._training_orders())
             if isinstance(selection, SelectsAfterScores):
@@ -199,9 +207,10 @@ class Round:
         self.trained: dict[int, Reply] = {}
         """Usable first replies, by position."""
         self._uploaded: dict[int, Reply] = {}
+        self._slow = {at for at in range(count) if not self._reaches_shared(at)}
         self._selection = self.algorithm.selection
         if for_cohort := getattr(self._selection, "for_cohort", None):
-            with _named():
+            with _named("selection"):
                 self._selection = for_cohort(count)
 
     def _exchange(self, orders: Mapping[Order, int]) -> Iterator[list[Order]]:
@@ -223,7 +232,9 @@ class Round:
             masks = self._checked(self._selection.draw(count, terms.layers, generator), count)
         for at, client in enumerate(self.participants.clients.tolist()):
             mask = None if masks is None else masks[at]
-            if mask is not None and len(mask) and not mask.any():
+            if at in self._slow:
+                mask = torch.zeros(len(terms.layers), dtype=torch.bool)
+            if mask is not None and len(mask) and not mask.any() and at not in self._slow:
                 self.status[at], self.work[at] = Status("not selected"), 0
                 continue
             if mask is not None and mask.all() and not terms.spells_out_whole:
@@ -235,11 +246,11 @@ class Round:
                 client,
                 model=self.state.model,
                 objective_state=self.state.objective,
-                answer=WANTED[self._selection.decides],
+                answer="layers" if at in self._slow else WANTED[self._selection.decides],
                 mask=mask,
                 work=int(self.work[at]),
                 base=self._bases.get(self._row(at)),
-                since=self.terms.since,
+                since=self.terms.since if self.state.memory else 0,
             )
             self._ledger.down += self._weights
             self._ledger.control += order.control_bytes()
@@ -255,9 +266,11 @@ class Round:
         if not self.trained:
             return {}
         scores = [reply.scores for reply in self.trained.values() if reply.scores is not None]
+        if not scores:
+            return {}
         chosen = self._checked(self._selection.choose(torch.stack(scores)), len(scores))
         orders = {}
-        for at, row in zip(self.trained, chosen, strict=True):
+        for at, row in zip((at for at in self.trained if at not in self._slow), chosen, strict=True):
             if not row.any():
                 self.status[at] = Status("nothing chosen")
                 continue
@@ -281,7 +294,18 @@ class Round:
     @property
     def uploads(self) -> dict[int, Reply]:
         """The replies with updates, by position."""
-        return self._uploaded if isinstance(self.algorithm.selection, SelectsAfterScores) else self.trained
+        found = self._uploaded if isinstance(self.algorithm.selection, SelectsAfterScores) else self.trained
+        return {at: reply for at, reply in found.items() if at not in self._slow} if self._slow else found
+
+    def _reaches_shared(self, at: int) -> bool:
+        """Whether a client does so much work that it moves what it is to send."""
+        objective, training, who = self.algorithm.objective, self.terms.training, self.participants
+        if not isinstance(objective, MovesSome) or training is None:
+            return True
+        work = int(self.work[at])
+        if training.steps is not None and who.sizes is not None:
+            work = -(-work // max(1, -(-int(who.sizes[at]) // training.batch_size)))
+        return any(objective.moves(epoch) != "private" for epoch in range(work))
 
     def _is_enough(self) -> bool:
         """Whether a model can be made of the replies that are here."""
@@ -376,16 +400,17 @@ def play(round: Round, exchange: Callable[[Sequence[Order]], Iterable[tuple[Orde
 
 
 def check_cohort(algorithm: Algorithm, clients: int) -> None:
-    """Refuse a selection that makes no sense in rounds of so many clients (FedLDF's n)."""
-    if check := getattr(algorithm.selection, "check_cohort", None):
-        with _named():
-            check(clients)
+    """Refuse a rule that makes no sense in rounds of so many clients (FedLDF's n, Krum's f)."""
+    for axis in ("selection", "weighting"):
+        if check := getattr(getattr(algorithm, axis), "check_cohort", None):
+            with _named(axis):
+                check(clients)
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """What a selection refuses is told with the place that a recipe has it in."""
+def _named(axis: str) -> Iterator[None]:
+    """What a rule refuses is told with the place that a recipe has it in."""
     try:
         yield
     except BadValue as error:
-        raise RecipeError(f"algorithm.selection.{error.field}", error.value, error.problem) from None
+        raise RecipeError(f"algorithm.{axis}.{error.field}", error.value, error.problem) from None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedstrata.core import rng
-from fedstrata.core.errors import require
+from fedstrata.core.errors import RecipeError, require
+
+if TYPE_CHECKING:
+    from fedstrata.core.axes import Algorithm
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,17 @@ class LocalTraining:
             return None
         beta = self.momentum
         return (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)
+
+
+def check_training(algorithm: Algorithm, training: LocalTraining | None) -> None:
+    """Refuse a rule that has to know how far local steps reach, where nobody does."""
+    for axis in ("objective", "weighting"):
+        rule = getattr(algorithm, axis)
+        if not getattr(rule, "needs_reach", False) or (training is not None and training.reach(1) is not None):
+            continue
+        name = type(rule).__name__
+        if training is None:
+            problem = "needs to know each client's local steps, and here nobody can tell it"
+            raise RecipeError(f"algorithm.{axis}", name, problem)
+        problem = f"{name} divides by how far local steps reach, for which only SGD has a number"
+        raise RecipeError("training.optimizer", training.optimizer, problem)

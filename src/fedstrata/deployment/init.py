@@ -96,6 +96,7 @@ def with_own_data(
     own |= {name: value for name, value in given.items() if value is not None}
     if "clients" not in own:
         raise RecipeError("--nodes", MISSING, "how many nodes are there?")
+    table["task"].pop("files", None)
     table["task"] |= {"dataset": NODES, "nodes": own, "validation": 0}
     table["evaluation"]["on"] = ["clients"]
     changed = Recipe.parse(table)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -30,9 +31,9 @@ from fedstrata.clients.client import Client, Kept
 from fedstrata.clients.training import Setup
 from fedstrata.core.determinism import cores
 from fedstrata.core.errors import ModelError
-from fedstrata.core.memory import Versions
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.status import Status
+from fedstrata.core.versions import Versions
 from fedstrata.processes import held_back, keep_memory, leave_to_parent
 
 
@@ -80,7 +81,8 @@ class LocalEngine:
                 (order, self._client.answer(self.versions.attached(order))) for order in orders
             )
         else:
-            answers = self._crew.exchange(orders, self.versions.attached)
+            turns = self._crew.in_turns(orders)
+            answers = chain.from_iterable(self._crew.exchange(some, self.versions.attached) for some in turns)
         yield from ((order, self.versions.detached(order, answer)) for order, answer in answers)
 
 
@@ -151,15 +153,16 @@ class _Worker:
 
 
 class _Crew:
-    """The worker processes and the memory they share with us: one model, and a row for each update."""
+    """The worker processes and the memory they share with us: a model, and a row for each update (or another model)."""
 
     def __init__(self, client: Client, workers: int, slots: int, sizes: np.ndarray) -> None:
         layers = client.setup.layers
         self._client, self._sizes = client, sizes
-        self._model = _shared(1, layers.numel, layers.dtype)[0]
+        model = _shared(1, layers.numel, layers.dtype)[0]
         self._rows = list(_shared(slots, layers.numel, layers.dtype))
         self._begun = mmap.mmap(-1, workers)
-        self._post = _Post([self._model, *self._rows])
+        self._places = [model, *self._rows]
+        self._post = _Post(self._places)
         self._team: list[_Worker] = []
         for at in range(workers):
             self._team.append(self._hire(at))
@@ -175,14 +178,32 @@ class _Crew:
         theirs.close()
         return _Worker(process, ours)
 
-    def exchange(self, orders: Sequence[Order], attached: Callable[[Order], Order]) -> Iterator[tuple[Order, Answer]]:
+    def in_turns(self, orders: Sequence[Order]) -> Iterator[Sequence[Order]]:
+        """Orders for which there is room: of one model all at once; of more, the rows of updates have room as well."""
+        turn: list[Order] = []
+        models: set[int] = set()
+        for order in orders:
+            if id(order.model) not in models and len(models) == len(self._places):
+                yield turn
+                turn, models = [], set()
+            turn.append(order)
+            models.add(id(order.model))
+        yield turn
+
+    def exchange(
+        self, orders: Sequence[Order], attached: Callable[[Order], Order] = lambda order: order
+    ) -> Iterator[tuple[Order, Answer]]:
         """Every order's answer. A worker that dies changes none: its order is given out once more, whole.
 
         An order goes to a worker with the client's memory `attached`.
         """
-        assert orders[0].model is not None
-        self._model.copy_(orders[0].model)
-        jobs = deque(_Job(order, replace(attached(order), model=self._model)) for order in orders)
+        places: dict[int, Tensor] = {}
+        for order in orders:
+            assert order.model is not None
+            if id(order.model) not in places:
+                places[id(order.model)] = self._places[len(places)]
+                places[id(order.model)].copy_(order.model)
+        jobs = deque(_Job(order, replace(attached(order), model=places[id(order.model)])) for order in orders)
         if orders[0].kind == "train":
             self._client.kept.clear()
             for slot, job in enumerate(jobs):

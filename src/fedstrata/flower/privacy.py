@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from fedstrata.core.axes import Adopt, Algorithm
+from fedstrata.core.axes import Adopt, Algorithm, Mean
 from fedstrata.core.errors import RecipeError
 from fedstrata.core.packing import Packing
 from fedstrata.flower.wire import names
@@ -44,6 +44,8 @@ def check_noise(wrapper: FlowerStrategy, algorithm: Algorithm, packing: Packing)
         why = f"the weighting {type(algorithm.weighting).__name__} may give any client any weight"
     elif type(algorithm.server) is not Adopt:
         why = f"the server step {type(algorithm.server).__name__} may make any step of a mean"
+    elif type(algorithm.combine) is not Mean:
+        why = f"the combination {type(algorithm.combine).__name__} is no mean, or not of the updates as they are"
     elif packing.passing:
         why = f"integers and booleans ({names(packing.passing)}) are one client's own, and get no noise"
     else:

@@ -32,6 +32,7 @@ from fedstrata.core.packing import Arrays, Packing
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.round import Round
 from fedstrata.core.status import Status
+from fedstrata.core.training import check_training
 from fedstrata.engines.flower.grid import OneByOne
 from fedstrata.flower.callers import DEFAULT_TIMEOUT, strategies_around, timeout_of_start
 from fedstrata.flower.privacy import check_noise, is_noisy
@@ -83,6 +84,7 @@ class Strategy(FedAvg):
         if not isinstance(algorithm, Algorithm):
             raise RecipeError("algorithm", algorithm, "must be an Algorithm, like fedstrata.fedlayerwise()")
         require(min_replies >= 1, "min_replies", min_replies, "must be at least 1")
+        check_training(algorithm, None)
         decides = algorithm.selection.decides
         if decides == "on_client":
             found = type(algorithm.selection).__name__

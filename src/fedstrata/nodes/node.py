@@ -9,6 +9,7 @@ Everything that leaves a node is here: an introduction, replies, and what failur
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedstrata.clients.client import Client, Kept
-from fedstrata.core.errors import DataError, MessageError, RecipeError
+from fedstrata.core.errors import MISSING, DataError, MemoryLost, MessageError, RecipeError
 from fedstrata.core.messages import Kind, Order
 from fedstrata.engines.flower.codec import (
     Hello,
@@ -30,11 +31,14 @@ from fedstrata.engines.flower.codec import (
 )
 from fedstrata.engines.flower.failures import Kind as FailureKind
 from fedstrata.engines.flower.failures import during
-from fedstrata.nodes.environment import DATA, RECIPE
+from fedstrata.nodes.environment import DATA, MEMORY, RECIPE
+from fedstrata.nodes.memory import NodeMemory, folder_of
 from fedstrata.processes import keep_memory
 from fedstrata.recipes.experiment import build_experiment
 from fedstrata.recipes.schema import Recipe, load
 from fedstrata.tasks.nodes import own_task
+
+_log = logging.getLogger("fedstrata")
 
 _FAILURES: dict[Kind, FailureKind] = {"train": "training", "upload": "upload", "evaluate": "evaluation"}
 
@@ -53,12 +57,18 @@ def answer(content: RecordDict, context: Context) -> RecordDict:
         order = decode_order(content, layers)
     _object(order, node, context.state)
     context.state["latest"] = ConfigRecord({"round": order.round, "attempt": order.attempt})
+    with during("memory"):
+        memory = _memory(node, order, context.node_config)
+        order = _attached(order, memory)
     with during(_FAILURES[order.kind]):
-        node.answers.kept = _kept(order.client, context.state)
+        node.answers.kept = _kept(order, context.state)
         try:
             reply = node.answers.carry_out(order)
         finally:
             _keep(node.answers.kept.get(order.client), context.state)
+    if memory is not None and reply.memory is not None:
+        with during("memory"):
+            memory.put(order, reply.memory)
     return encode_reply(reply, order, layers)
 
 
@@ -67,8 +77,10 @@ def _object(order: Order, node: OwnClient, state: RecordDict) -> None:
     with during("another client"):
         _require(order.client == node.client, f"order for client {order.client}, this node has client {node.client}")
     with during("work"):
-        most = node.answers.setup.training.full_work
+        setup = node.answers.setup
+        most = setup.training.full_work
         _require(order.work <= most, f"work = {order.work}, this node's recipe has {most}")
+        _require(order.fine_tune <= setup.fine_tune, f"fine_tune = {order.fine_tune}, it has {setup.fine_tune}")
     if order.kind == "evaluate":
         with during("metric"):
             own = node.answers.setup.task.metric.name
@@ -78,6 +90,27 @@ def _object(order: Order, node: OwnClient, state: RecordDict) -> None:
             latest = (int(seen["round"]), int(seen["attempt"]))  # type: ignore[arg-type]
             has_begun = f"late: round {latest[0]}, attempt {latest[1]} has begun"
             _require((order.round, order.attempt) >= latest, has_begun)
+
+
+def _memory(node: OwnClient, order: Order, config: Mapping[str, object]) -> NodeMemory | None:
+    """What the client remembers; None, if by its own recipe it remembers nothing."""
+    if not node.answers.remembers:
+        return None
+    if (folder := folder_of(config)) is None:
+        raise RecipeError("memory", MISSING, f"set it in the node config, or {MEMORY} in the environment")
+    return NodeMemory(folder, order.run, order.client)
+
+
+def _attached(order: Order, memory: NodeMemory | None) -> Order:
+    if memory is None or order.base is None or order.kind == "upload":
+        return order
+    try:
+        return replace(order, memory=memory.of(order))
+    except MemoryLost as lost:
+        if not order.afresh:
+            raise
+        _log.warning("%s; it starts afresh, as the server wants it", lost)
+        return order
 
 
 def _require(condition: bool, objection: str) -> None:
@@ -161,16 +194,27 @@ def _load(path: str, data: str | None, owner: int | None) -> tuple[Client, str]:
 
 
 def _keep(kept: Kept | None, state: RecordDict) -> None:
-    for name in ("kept", "update"):
+    for name in ("kept", "update", *_MEMORIES):
         state.pop(name, None)
     if kept is not None:
         state["kept"] = ConfigRecord({"round": kept.round, "attempt": kept.attempt, "size": kept.size})
         state["update"] = ArrayRecord({"update": encode_array(kept.update)})
+        for name in _MEMORIES:
+            if (version := getattr(kept, name)) is not None:
+                state[name] = ArrayRecord({key: encode_array(value) for key, value in version.items()})
 
 
-def _kept(client: int, state: RecordDict) -> dict[int, Kept]:
+def _kept(order: Order, state: RecordDict) -> dict[int, Kept]:
     control, arrays = state.config_records.get("kept"), state.array_records.get("update")
     if control is None or arrays is None:
         return {}
     update = decode_array("update", arrays["update"])
-    return {client: Kept(int(control["round"]), int(control["attempt"]), int(control["size"]), update)}  # type: ignore[arg-type]
+    when = (int(control[name]) for name in ("round", "attempt", "size"))  # type: ignore[arg-type]
+    records = (state.array_records.get(name) for name in _MEMORIES)
+    versions = (
+        None if one is None else {key: decode_array(key, array) for key, array in one.items()} for one in records
+    )
+    return {order.client: Kept(*when, update, *versions)}
+
+
+_MEMORIES = ("memory", "candidate")

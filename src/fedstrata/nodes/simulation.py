@@ -28,7 +28,7 @@ from fedstrata.core.errors import FedstrataError, MissingExtra
 from fedstrata.engines.flower.engine import FlowerEngine
 from fedstrata.engines.local import available_workers
 from fedstrata.nodes import client
-from fedstrata.nodes.environment import DATA, RECIPE, SIMULATED
+from fedstrata.nodes.environment import DATA, MEMORY, RECIPE, SIMULATED
 from fedstrata.recipes.experiment import Experiment
 
 _START = 300.0
@@ -41,10 +41,11 @@ _STOP = 10.0
 class FlowerSimulation:
     """A context manager: the engine, while Flower runs."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, memory: Path | None = None) -> None:
+        """What clients remember lies in the folder `memory`; if there is none, it ends with the simulation."""
         if find_spec("ray") is None:
             raise MissingExtra("ray", "flower", "a simulation with Flower")
-        self._experiment = experiment
+        self._experiment, self._memory = experiment, memory
         self._grids: Queue[Grid] = Queue()
         self._over, self._problem = threading.Event(), ""
         self._thread = threading.Thread()
@@ -61,7 +62,7 @@ class FlowerSimulation:
             recipe.write_text(experiment.recipe.to_toml(), encoding="utf-8")
             (folder / "ray").mkdir()
             starting.callback(_let_ray_read_the_environment)
-            starting.enter_context(_environment(_variables(folder, recipe, experiment.data)))
+            starting.enter_context(_environment(_variables(folder, recipe, experiment.data, self._memory)))
             _let_ray_read_the_environment()
             starting.enter_context(_quiet())
             self._thread = threading.Thread(target=self._run, args=(folder / "ray",), name="flower", daemon=True)
@@ -77,6 +78,7 @@ class FlowerSimulation:
                 simulated=True,
                 check=self._check,
             )
+            engine.run = secrets.token_hex(8)  # whoever has a run directory says which run it is
             engine.wait_for(len(experiment.task.clients), _START)
             self._stack = starting.pop_all()
         return engine
@@ -150,9 +152,10 @@ def _kill_actors() -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def _variables(folder: Path, recipe: Path, data: Path | None) -> dict[str, str]:
+def _variables(folder: Path, recipe: Path, data: Path | None, memory: Path | None) -> dict[str, str]:
     variables = {
         RECIPE: str(recipe),
+        MEMORY: str(folder / "memory" if memory is None else memory),
         SIMULATED: "1",
         "FLWR_HOME": str(folder),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

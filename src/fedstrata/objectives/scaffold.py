@@ -10,7 +10,7 @@ the mean of all c_k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstrata.core.axes import Remembers, State, Work
 from fedstrata.core.errors import RuleError
@@ -29,6 +29,8 @@ NO_REACH = "needs to know how far a client's local steps reach: plain SGD, with 
 class Scaffold(Remembers):
     """The gradient is corrected by c − c_k: what all clients' gradients are beyond this one's."""
 
+    needs_reach: ClassVar[bool] = True
+
     def init(self, layers: Layers) -> State:
         """c = 0; it is sent along with the model."""
         return {"c": torch.zeros(layers.numel, dtype=layers.dtype)}
@@ -45,7 +47,7 @@ class Scaffold(Remembers):
         """c_k⁺ = c_k − c − Δ_k / (a_k η) (eq 4, option II)."""
         if work.reach is None:
             raise RuleError(f"scaffold {NO_REACH}")
-        return {"c": memory["c"] - work.state["c"] - work.update / (work.reach * work.lr)}
+        return {"c": memory["c"] - work.state["c"] - work.moved / (work.reach * work.lr)}
 
     def after_cohort(self, cohort: Cohort, state: State) -> State:
         """c + (1/N) Σ m_k (−c − Δ_k / (a_k η)), from the updates alone (eq 5)."""

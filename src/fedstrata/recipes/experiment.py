@@ -21,14 +21,16 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.clients.modules import is_whole, same_bits
 from fedstrata.clients.training import Setup, build_model
-from fedstrata.core.axes import Algorithm
+from fedstrata.core.axes import Algorithm, MovesSome, TrainsTwice
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers, unmatched
+from fedstrata.core.memory import OWN, PRIVATE, Version
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.config import NODES, PYTHON_TASK
+from fedstrata.tasks.held_out import with_held_out
 from fedstrata.tasks.metric import ACCURACY
 from fedstrata.tasks.nodes import RemoteData
 from fedstrata.tasks.seeded import SeededTask
@@ -86,6 +88,7 @@ class Experiment:
             device=self.recipe.engine.device,
             record=self.recipe.record.layers,
             evaluation_batch=self.recipe.evaluation.batch_size,
+            fine_tune=self.recipe.evaluation.fine_tune or 0,
         )
 
     @property
@@ -152,12 +155,23 @@ class Experiment:
                 for layer in self.layers.layers
             ],
             "data": notes,
-        }
+        } | ({"private": private} if (private := self._private_names()) else {})
 
-    def module(self, state: ServerState) -> nn.Module:
-        """The global model as a module of its own, all of it contiguous, as files and `view` want it."""
-        model = self.build()
+    def _private_names(self) -> list[str]:
+        """The tensors that stay with the clients."""
+        return [entry.name for layer in self.layers.private for entry in layer.entries]
+
+    def module(self, state: ServerState, memory: Version | None = None) -> nn.Module:
+        """The global model as a module of its own, all of it contiguous, as files and `view` want it.
+
+        With what a client remembers it is that client's: with its private layers, or the model that is its own.
+        """
+        model, memory = self.build(), memory or {}
         self.layers.load(model, state.model)
+        if OWN in memory and isinstance(self.algorithm.objective, TrainsTwice):
+            self.layers.whole.load(model, memory[OWN])
+        elif PRIVATE in memory:
+            self.layers.whole.load(model, torch.cat([state.model, memory[PRIVATE]]))
         for tensor in (*model.parameters(), *model.buffers()):
             if is_whole(tensor):  # and not a part of another
                 tensor.data = tensor.data.contiguous()
@@ -182,9 +196,11 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
         task = seeded.build(recipe.seed, evaluation.held_out if "clients" in evaluation.on else 0.0, data)
     if task.metric is ACCURACY and evaluation.target is not None:
         check_accuracy_target(evaluation.target)
+    if "clients" in evaluation.on and task.held_out is None:
+        what = f"task {task.name!r} has no held-out data of clients: of each client's samples"
+        _log.warning("%s", printable(f"{what}, {evaluation.held_out:g} are held out (evaluation.held_out)"))
+        task = with_held_out(task, evaluation.held_out, recipe.seed)
     for name in evaluation.on:
-        if name == "clients" and task.held_out is None:
-            raise RecipeError("evaluation.on", evaluation.on, f"task {task.name!r} has no held-out data of clients")
         if name != "clients" and name not in task.evaluation:
             known = ", ".join([*task.evaluation, *(["clients"] if task.held_out is not None else [])])
             raise RecipeError("evaluation.on", evaluation.on, f"{name!r} is none of the task's sets: {known}")
@@ -201,9 +217,24 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = recipe.built_algorithm
     check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
+    _check_training(recipe, algorithm)
     layers = _layers(model, recipe, algorithm)
     _check_builder(model, build(), layers)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
+
+
+def _check_training(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuse local training that a rule cannot be used with."""
+    training, objective = recipe.training.local, algorithm.objective
+    for rule in (objective, algorithm.weighting, algorithm.server):
+        if getattr(rule, "needs_reach", False) and training.reach(1) is None:
+            problem = f"{type(rule).__name__} must know how far local steps reach: it takes SGD"
+            raise RecipeError("training.optimizer", training.optimizer, problem)
+    if not isinstance(objective, MovesSome) or training.steps is not None:
+        return
+    if all(objective.moves(epoch) == "private" for epoch in range(training.epochs)):
+        problem = f"{objective!r} comes to no epoch in which shared layers move: more epochs"
+        raise RecipeError("training.epochs", training.epochs, problem)
 
 
 def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
@@ -217,6 +248,8 @@ def _layers(model: nn.Module, recipe: Recipe, algorithm: Algorithm) -> Layers:
         )
     layers = Layers.of(model, recipe.grouping(), algorithm.private)
     evaluation = recipe.evaluation
+    if layers.private and evaluation.private == "mean" and recipe.engine.name == "flower":
+        raise RecipeError("evaluation.private", "mean", "on flower private layers are on the nodes, and stay there")
     if layers.private and evaluation.private is None and (servers := [n for n in evaluation.on if n != "clients"]):
         problem = "the server has no private layers; evaluate on clients, or say evaluation.private = 'initial'"
         raise RecipeError("evaluation.on", servers[0], problem)

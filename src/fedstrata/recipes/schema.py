@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -21,7 +21,7 @@ from fedstrata.algorithms import AXES, from_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MISSING, BadValue, RecipeError, require
 from fedstrata.core.grouping import GROUPINGS, Grouping
-from fedstrata.core.training import LocalTraining, Participation
+from fedstrata.core.training import LocalTraining, Participation, check_training
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.tables import check_values, parse_algorithm, parse_setting, set_key
 from fedstrata.tasks.config import Options, TaskConfig
@@ -117,7 +117,7 @@ class Evaluation(BaseModel):
     clients: int | None = Field(None, ge=1, description="how many clients to evaluate on; all if not given")
     target: float | None = Field(None, description="the metric's value to reach")
     stop_at_target: bool = Field(False, description="whether to stop there")
-    fine_tune: int = Field(0, ge=0, description="epochs a client trains a copy before it is evaluated on it")
+    fine_tune: int | None = Field(None, ge=1, description="epochs a client trains a copy before it is evaluated on it")
     private: Literal["initial", "mean"] | None = Field(
         None, description="the private layers of models that are evaluated on the server; without it, none are"
     )
@@ -151,6 +151,9 @@ class EngineConfig(BaseModel):
     timeout: float = Field(
         600.0, gt=0, description="seconds to wait for replies; on flower, where clients can be silent"
     )
+    lost_memory: Literal["afresh"] | None = Field(
+        None, description="afresh: on flower, a node that lost what its client remembers starts with nothing"
+    )
     device: str = Field("cpu", description="cpu, cuda or cuda:0; not cpu: one worker")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and inputs")
 
@@ -183,6 +186,7 @@ class Record(BaseModel):
 
     layers: bool = Field(True, description="keep every round's numbers per client and layer")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: int = Field(2, ge=2, description="the last so many are kept; a round can be probed from its own")
 
 
 class Recipe(BaseModel):
@@ -215,6 +219,8 @@ class Recipe(BaseModel):
     @field_validator("algorithm")
     @classmethod
     def _axes_are_tables(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(combine := algorithm.get("combine"), str):
+            algorithm = {**algorithm, "combine": {"name": combine}}
         for axis in AXES:
             given = algorithm.get(axis, {})
             require(isinstance(given, Mapping), axis, given, 'must be a table with a name, like { name = "…" }')
@@ -224,15 +230,21 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
-        if recipe.built_algorithm.private and "on" not in recipe.evaluation.model_fields_set:
-            on_clients = recipe.evaluation.model_copy(update={"on": ["clients"]})
-            recipe = recipe.model_copy(update={"evaluation": on_clients})
+        if recipe.built_algorithm.private:
+            recipe = recipe.evaluated_on_clients()
+        check_training(recipe.built_algorithm, recipe.training.local)
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target
             if target is not None:
                 check_accuracy_target(target)
         return recipe
+
+    def evaluated_on_clients(self) -> Recipe:
+        """The same, evaluated on clients, unless it says on what."""
+        if "on" in self.evaluation.model_fields_set:
+            return self
+        return self.model_copy(update={"evaluation": self.evaluation.model_copy(update={"on": ["clients"]})})
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Recipe:
@@ -366,8 +378,9 @@ def _is_union_branch(part: int | str) -> bool:
 
 def _fields(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        tables = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not tables:
             return []
-        model = inner
+        model = tables[0]
     return list(model.model_fields)

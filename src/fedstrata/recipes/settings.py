@@ -112,12 +112,14 @@ def resolved(
     return load(table, algorithm=algorithm, settings=changes, seed=seed), task
 
 
-def with_task(what: What, task: SeededTask) -> What:
+def with_task(what: What, task: AnyTask) -> What:
     """A recipe with another task."""
     if isinstance(what, Task | SeededTask | TaskConfig):
         raise BadValue("task", task, "is the second task; leave one out")
     table = what.to_table() if isinstance(what, Recipe) else as_table(what)
-    return table | {"task": _task_table(task.config)}
+    if isinstance(task, SeededTask):
+        return table | {"task": _task_table(task.config)}
+    return table | {"task": {**table.get("task", {}), "function": PYTHON_TASK}}
 
 
 def _task_table(config: TaskConfig) -> dict[str, Any]:

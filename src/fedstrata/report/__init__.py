@@ -1,10 +1,10 @@
 """A report: runs and comparisons as one HTML page that needs nothing else (docs/report.md).
 
-`content` turns run directories into plain content, `page` puts them into the template; `page.html`, `page.css` and the
-scripts are what the browser runs.
+`view` has the parts of the page, `sections` says what is where, and `page` puts them into the template; `page.html`,
+`page.css` and `page.js` are what the browser runs, with the charts of `fedstrata.plots`.
 """
 
-from fedstrata.report.content import collect
-from fedstrata.report.page import render, write
+from fedstrata.report.page import collect, render, write
+from fedstrata.report.view import View
 
-__all__ = ["collect", "render", "write"]
+__all__ = ["View", "collect", "render", "write"]

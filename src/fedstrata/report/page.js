@@ -1,326 +1,376 @@
-// The page: its sections, from top to bottom, and what is chosen in them.
+"use strict";
+// The view of runs: sections, the choices in them, and the parts that they show (report/view.py). Charts are drawn by
+// Vega from the definitions in fedstrata.plots; names go in as text, never as HTML.
+(() => {
+  const page = JSON.parse(document.getElementById("data").textContent);
+  const chosen = {}, hidden = new Set(), blocks = [], night = matchMedia("(prefers-color-scheme: dark)");
 
-const chosen = { seed: 0, curve: 0, quantity: null, series: 0, layer: 0, direction: "up", cumulative: false };
-const seeds = [...new Set(report.series.flatMap((series) => series.runs.map((run) => run.seed)))].sort((a, b) => a - b);
-const several = report.series.length > 1;
+  // --- elements ---
 
-// The run of a series with the chosen seed, or else its first one.
-const runOf = (series) => series.runs.find((run) => run.seed === seeds[chosen.seed]) ?? series.runs[0];
-const nameOf = (series) => (series.runs.length > 1 || seeds.length > 1 ? `${series.name}, seed ${runOf(series).seed}` : series.name);
-const swatch = (at) => make("span", { class: `swatch series-${at % 8}`, "aria-hidden": "true" });
+  function make(name, attributes = {}, ...children) {
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+      else if (key.startsWith("--")) element.style.setProperty(key, value);
+      else if (value !== null && value !== false) element.setAttribute(key, value === true ? "" : value);
+    }
+    element.append(...children.flat().filter((child) => child !== null));
+    return element;
+  }
 
-function section(id, title, ...content) {
-  return make("section", { id, "aria-labelledby": `${id}-title` }, make("h2", { id: `${id}-title` }, title), ...content);
-}
+  const button = (text, label, onclick) => make("button", { type: "button", "aria-label": label, onclick }, text);
 
-// A part of the page that is made anew when a choice changes it.
-function renewed(content) {
-  const box = make("div");
-  const renew = () => {
-    const focus = [...box.querySelectorAll("select")].indexOf(document.activeElement);
-    box.replaceChildren(...[content()].flat().filter((child) => child !== null));
-    box.querySelectorAll("select")[focus]?.focus();
-  };
-  renew();
-  return { box, renew };
-}
+  function save(name, content, type) {
+    const address = typeof content === "string" && type === "" ? content : URL.createObjectURL(new Blob([content], { type }));
+    make("a", { href: address, download: name.replace(/[^\p{L}\p{N}]+/gu, "-") + (/\.\w+$/.exec(name)?.[0] ?? "") }).click();
+  }
 
-// --- outcome ---
+  function csv(rows) {
+    const cell = (value) => (/[",\n]/.test(value ?? "") ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+    return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  }
 
-function written(estimate, show) {
-  if (!estimate) return "–";
-  const shown = [...new Set(estimate.values.map((value) => show(value)))];
-  if (shown.length === 1) return shown[0];
-  if (!estimate.interval) return estimate.values.map((value) => show(value)).join(", ");
-  return make("span", {}, show(estimate.median), " ", make("span", { class: "interval" }, `[${estimate.interval.map((end) => show(end)).join(", ")}]`));
-}
+  // --- parts ---
 
-function outcomes() {
-  const common = (get) => { const all = [...new Set(report.series.map(get))]; return all.length === 1 ? all[0] : null; };
-  const metricName = common((series) => series.outcome.metric), target = common((series) => series.outcome.target);
-  const targeted = report.series.some((series) => series.outcome.target !== null);
-  const goal = target === null ? "target" : digits(target);
-  const seeded = report.series.some((series) => series.runs.length > 1);
-  const head = ["algorithm", seeded ? "seeds" : "seed", "rounds", metricName ?? "metric", "best", "upload",
-    ...(targeted ? [`rounds to ${goal}`, `upload to ${goal}`] : []), "time"];
-  const body = report.series.map((series, at) => {
-    const outcome = series.outcome, rounds = [...new Set(series.runs.map((run) => run.rounds))];
-    const reached = outcome.target === null ? ["–", "–"] : [
-      written(outcome.roundsToTarget, (value) => (value === null ? `>${outcome.within}` : digits(value))),
-      written(outcome.uploadToTarget, bytes)];
-    return [make("span", {}, swatch(at), series.name), series.runs.map((run) => run.seed).join(", "), rounds.join(", "),
-      written(outcome.final, (value) => metric(value) + (metricName ? "" : ` ${outcome.metric}`)), written(outcome.best, metric),
-      written(outcome.upload, bytes), ...(targeted ? reached : []), duration(outcome.seconds)];
-  });
-  return section("outcome", "Outcome", table("outcome", head, body),
-    seeded ? make("p", { class: "quiet" }, `From ${report.enoughSeeds} seeds on, medians over seeds with 95 % bootstrap intervals; below that, every seed's value. Time: all seeds together.`) : null);
-}
+  const known = new Map();
+  function part(name) {
+    if (!page.live) return Promise.resolve(page.parts[name]);
+    if (!known.has(name)) known.set(name, fetch(`${page.live}&part=${encodeURIComponent(name)}`).then((answer) => (answer.ok ? answer.json() : undefined)));
+    return known.get(name);
+  }
 
-function notices() {
-  const notes = [];
-  for (const series of report.series) {
-    for (const run of series.runs.filter((run) => !run.finished)) {
-      notes.push(`Not finished: ${series.name}, seed ${run.seed}, has ${run.rounds} of ${run.planned} rounds. Go on with: fedstrata run --resume ${run.path}`);
+  // Three bytes a number: the inverse of report/packing.py.
+  function unpack(block, count) {
+    if (typeof block !== "string") return new Array(count).fill(block);
+    const codes = Uint8Array.from(atob(block), (letter) => letter.charCodeAt(0)), values = new Array(count).fill(null);
+    for (let at = 0; at < count; at++) {
+      const code = codes[3 * at] | (codes[3 * at + 1] << 8) | (codes[3 * at + 2] << 16);
+      if (code === 0) continue;
+      const rest = (code - 1) >> 1, mantissa = rest % 100000, power = Math.floor(rest / 100000) - 44;
+      const size = power < 0 ? mantissa / 10 ** -power : mantissa * 10 ** power;
+      values[at] = (code - 1) & 1 ? -size : size;
+    }
+    return values;
+  }
+
+  function columnsOf(table) {
+    return Object.entries(table.columns).map(([name, column]) => {
+      if (column === null || typeof column !== "object") return [name, unpack(column, table.count)];
+      const { of, at, each } = column;
+      return [name, Array.from({ length: table.count }, (_, row) => of[at ? at[row] : Math.floor(row / each) % of.length])];
+    });
+  }
+
+  // Rows of a table; of a block of clients and layers those of one layer, or of one round.
+  function rowsOf(table, fix) {
+    const columns = columnsOf(table), width = table.layers?.length;
+    const row = (at, more) => Object.assign(Object.fromEntries(columns.map(([name, values]) => [name, values[at]])), more);
+    if (!width) return Array.from({ length: table.count }, (_, at) => row(at));
+    const values = (table.unpacked ??= unpack(table.values, table.count * width));
+    if (fix === "layer") {
+      const layer = Math.min(Number(chosen.layer), width - 1);
+      return Array.from({ length: table.count }, (_, at) => row(at, { value: values[at * width + layer] }));
+    }
+    const found = [];
+    for (let at = 0; at < table.count; at++) {
+      const one = row(at);
+      if (String(one.round) === chosen[fix]) table.layers.forEach((layer, l) => found.push({ ...one, layer, value: values[at * width + l] }));
+    }
+    return found;
+  }
+
+  // --- what is chosen ---
+
+  const options = (name) => page.sections.flatMap((section) => section.choices).find((choice) => choice.name === name)?.options ?? [];
+  const armOf = (name) => page.arms[Number(name in chosen ? chosen[name] : name)] ?? page.arms[0];
+  const runOf = (arm) => arm.runs[chosen.seed] ?? Object.values(arm.runs)[0];
+  const seedOf = (arm) => (chosen.seed in arm.runs ? chosen.seed : Object.keys(arm.runs)[0]);
+  const called = (arm) => (page.seeds.length > 1 ? `${arm.name}, seed ${seedOf(arm)}` : page.arms.length > 1 ? arm.name : "");
+
+  function resolved(template) {
+    return template.replace(/\{run:(\w+)\}/g, (_, name) => runOf(armOf(name in chosen || /^\d+$/.test(name) ? name : "0"))).replace(/\{([\w-]+)\}/g, (_, name) => chosen[name]);
+  }
+
+  function titled(template) {
+    return template.replace(/\{arm:(\d+)\}/g, (_, at) => called(armOf(at))).replace(/\{([\w-]+)\}/g, (_, name) => {
+      if (name === "left" || name === "right") return name in chosen ? `${called(armOf(name))}, ` : "";
+      return options(name).find(([value]) => value === chosen[name])?.[1] ?? chosen[name] ?? "";
+    }).replace(/[: ]+$/, "");
+  }
+
+  function choose(name, value) {
+    chosen[name] = value;
+    for (const choice of document.querySelectorAll("select")) if (choice.dataset.name === name) choice.value = value;
+    if (["seed", "left", "right"].includes(name)) fillRounds();
+    for (const block of blocks) block.renew();
+  }
+
+  function chooser({ name, label, options }) {
+    chosen[name] = options.some(([value]) => value === chosen[name]) ? chosen[name] : options[0]?.[0];
+    const select = make("select", { "data-name": name, onchange: () => choose(name, select.value) }, options.map(([value, text]) => make("option", { value }, text)));
+    select.value = chosen[name];
+    return make("label", { class: "choice" }, make("span", {}, label), select);
+  }
+
+  function fillRounds() {  // the rounds of the run that is chosen beside them: the first on the left, the last on the right
+    for (const side of ["left", "right"]) {
+      const select = document.querySelector(`select[data-name="${side}-round"]`);
+      if (!select) continue;
+      const rounds = (page.rounds[runOf(armOf(side in chosen ? side : "0"))] ?? []).map(String), name = `${side}-round`;
+      const latest = select.dataset.latest === "yes" || !rounds.includes(chosen[name]);
+      if (latest) chosen[name] = side === "left" ? rounds[0] : rounds.at(-1);
+      select.replaceChildren(...rounds.map((round) => make("option", { value: round }, round)));
+      select.value = chosen[name];
+      select.dataset.latest = side === "right" && chosen[name] === rounds.at(-1) ? "yes" : "no";
     }
   }
-  for (const problem of report.leftOut) notes.push(`Left out: ${problem}`);
-  if (report.summary) notes.push("Too many numbers for one page: clients are summarised. Layers show the maximum, quartiles, minimum and mean over each round's clients.");
-  if (report.every > 1) notes.push(`Of the numbers per layer, every ${report.every}th round is shown; bytes are sums over the rounds between.`);
-  return notes.length ? make("div", { class: "notice", role: "note" }, notes.map((note) => make("p", {}, note))) : null;
-}
 
-// --- curves ---
+  // --- pictures ---
 
-function curves() {
-  const labels = [...new Set(report.series.flatMap((series) => series.curves.map((curve) => curve.label)))];
-  if (!labels.length) return section("curves", "Curves", make("p", {}, "No round is done yet."));
-  const view = renewed(() => {
-    const label = labels[chosen.curve];
-    const lines = report.series.map((series, at) => ({ series, at, curve: series.curves.find((curve) => curve.label === label) })).filter((line) => line.curve);
-    const legend = make("div", { class: "legend", "aria-live": "polite" });
-    const say = (x, key) => {  // every curve's value at the place pointed to; the legend is where they are read
-      let snapped = x;
-      legend.replaceChildren(...lines.map(({ series, at, curve }) => {
-        const near = nearest(curve[key], x), value = curve.median[near];
-        if (at === lines[0].at && near >= 0) snapped = curve[key][near];
-        const interval = curve.low ? ` [${metric(curve.low[near])}, ${metric(curve.high[near])}]` : "";
-        const where = `round ${curve.rounds[near]}, ${bytes(curve.upload[near])}: ${metric(value)}${interval}`;
-        return make("span", { class: "entry" }, swatch(at), make("b", {}, series.name), " ", near < 0 ? "no value" : where);
-      }));
-      return snapped;
+  const tip = make("div", { class: "tip", role: "tooltip", hidden: true });
+
+  function told(value) {  // what a chart says of an item: a name and a text for each line
+    return typeof value === "object" ? Object.entries(value).filter(([, text]) => !["", "null", "NaN", "undefined"].includes(String(text))) : [["", String(value)]];
+  }
+
+  function showTip(_, event, item, value) {
+    tip.hidden = value === null || value === undefined || value === "";
+    if (tip.hidden) return;
+    tip.replaceChildren(...told(value).map(([name, text]) => make("div", {}, make("span", {}, name), make("b", {}, text))));
+    const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8), below = event.clientY + 16;
+    tip.style.left = `${Math.max(4, left)}px`;
+    tip.style.top = `${below + tip.offsetHeight > innerHeight ? event.clientY - tip.offsetHeight - 10 : below}px`;
+  }
+
+  // All that can be pointed at, with its place in the picture.
+  function itemsOf(view) {
+    const found = [], [left, top] = view.origin(), padding = view.padding();
+    const walk = (mark, x, y) => {
+      for (const item of mark.items ?? []) {
+        if (mark.marktype === "group") for (const child of item.items ?? []) walk(child, x + (item.x ?? 0), y + (item.y ?? 0));
+        else if (mark.role === "mark" && item.tooltip && item.bounds) found.push({ item, x1: x + item.bounds.x1, x2: x + item.bounds.x2, y1: y + item.bounds.y1, y2: y + item.bounds.y2 });
+      }
     };
-    say(Infinity, "rounds");
-    const all = lines.flatMap(({ curve }) => [...curve.median, ...(curve.low ?? []), ...(curve.high ?? []), ...curve.seeds.flatMap((seed) => seed.values)]);
-    const target = label === labels[0] ? report.series[0].outcome.target : null;
-    const [low, high] = range([...all, target]);
-    const room = (high - low || Math.abs(high) || 1) * 0.05;
-    const y = { low: low - room, high: high + room, label, show: (v) => digits(v) };
-    const draw = (title, key, x) => chart({
-      title, x, y, onMove: (place) => say(place, key),
-      plot: (frame) => [
-        target === null ? null : svg("line", { class: "target-line", x1: frame.left, x2: frame.right, y1: frame.up(target), y2: frame.up(target) }),
-        target === null ? null : svg("text", { class: "tick", x: frame.left + 6, y: frame.up(target) - 6 }, `target ${digits(target)}`),
-        ...lines.flatMap(({ at, curve }) => [
-          curve.low ? svg("path", { class: `band series-${at % 8}`, d: bandPath(curve[key].map((x, t) => [x, curve.low[t], curve.high[t]]), frame) }) : null,
-          ...curve.seeds.map((seed) => svg("path", { class: `thin series-${at % 8}`, d: linePath(seed[key].map((x, t) => [x, seed.values[t]]), frame) })),
-          svg("path", { class: `curve series-${at % 8}`, d: linePath(curve[key].map((x, t) => [x, curve.median[t]]), frame) }),
-          curve[key].length === 1 && curve.median[0] !== null ? svg("circle", { class: `dot series-${at % 8}`, cx: frame.across(curve[key][0]), cy: frame.up(curve.median[0]), r: 4 }) : null,
-        ]),
-      ].filter((mark) => mark !== null),
-    });
-    const extent = (key) => range(lines.flatMap(({ curve }) => [...curve[key], ...curve.seeds.flatMap((seed) => seed[key])]));
-    const [firstRound, lastRound] = extent("rounds"), [, most] = extent("upload");
-    const banded = lines.some(({ curve }) => curve.low), thin = lines.some(({ curve }) => curve.seeds.length);
-    return [
-      legend,
-      make("div", { class: "pair" },
-        draw("Over rounds", "rounds", { low: firstRound, high: lastRound, label: "round", whole: true, step: 1, show: String }),
-        draw("Against upload", "upload", { low: 0, high: most, label: "uploaded so far, all clients", show: bytes })),
-      banded || thin ? make("p", { class: "quiet" }, [banded ? "Lines are medians over seeds, bands their 95 % bootstrap intervals." : "", thin ? "Thick lines are medians over seeds, thin ones single seeds." : ""].join(" ")) : null,
-    ];
-  });
-  return section("curves", "Curves", choice("curve", labels, chosen.curve, (at) => { chosen.curve = at; view.renew(); }), view.box);
-}
-
-// --- layers ---
-
-function layers() {
-  const names = Object.keys(QUANTITIES).filter((name) => report.series.some((series) => series.runs.some((run) => hasQuantity(run, name))));
-  if (!names.length) return section("layers", "Layers", make("p", {}, "Nothing is known per layer: record.layers was off, or no round is done yet."));
-  chosen.quantity ??= names[0];
-  const upper = renewed(overviews), lower = renewed(detail);
-  const choose = (quantity) => { chosen.quantity = quantity; upper.renew(); lower.renew(); };
-  const pick = (at, layer) => { chosen.series = at; chosen.layer = layer; lower.renew(); };
-
-  function overviews() {
-    const quantity = QUANTITIES[chosen.quantity];
-    const shown = report.series.map((series, at) => ({ series, at, run: runOf(series) })).filter(({ run }) => hasQuantity(run, chosen.quantity));
-    const grids = shown.map(({ series, run }) => overview(series, run, chosen.quantity)), scale = colourScale(grids, quantity.linear);
-    const over = quantity.over === "max" ? "largest of all clients" : `${quantity.over} over clients`;
-    return make("div", {},
-      make("p", {}, make("b", {}, quantity.title), `: ${quantity.about}`),
-      make("h3", {}, `All layers over rounds, ${over}`),
-      make("p", { class: "quiet" }, "Point at a cell, or use the arrow keys, to read its value; click a layer to see its clients below."), scaleLegend(scale, quantity.show),
-      make("div", { class: "multiples" }, shown.map(({ series, at, run }, k) => heatmap({
-        title: make("span", {}, several ? swatch(at) : null, nameOf(series)), label: `${quantity.title}, ${nameOf(series)}: layers over rounds`,
-        grid: grids[k], scale, columnTitle: "round", onPick: (row) => pick(at, row), said: extremes(grids[k]),
-        describe: (row, column) => [make("b", {}, shownValue(grids[k].values[row][column])), ` ${grids[k].rows[row]}, round ${run.shown[column]}, ${over}`],
-      }))),
-      shown.length ? null : make("p", {}, "No run with this seed has it."));
+    walk(view.scenegraph().root, left + padding.left, top + padding.top);
+    return found.map((one) => ({ ...one, x: (one.x1 + one.x2) / 2, y: (one.y1 + one.y2) / 2 }));
   }
 
-  function extremes(grid) {  // which layers stand out, said until a cell is pointed at
-    const means = grid.values.map((row, l) => ({ name: grid.rows[l], value: statistic("mean", row) }))
-      .filter(({ value }) => !Number.isNaN(value)).sort((a, b) => b.value - a.value);
-    const high = means[0], low = means[means.length - 1], show = QUANTITIES[chosen.quantity].show;
-    if (!high || show(high.value) === show(low.value)) return [];
-    return [make("span", { class: "finding" }, "largest in ", make("b", {}, high.name), ` (${show(high.value)}), smallest in `, make("b", {}, low.name), ` (${show(low.value)}), mean over rounds`)];
+  const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+  function nextItem(items, now, [dx, dy]) {
+    if (!now) return items.reduce((best, one) => (best && best.x + best.y <= one.x + one.y ? best : one), null);
+    let best = now, least = Infinity;
+    for (const one of items) {  // the next one in this row or column, else the next one anywhere
+      const ahead = (one.x - now.x) * dx + (one.y - now.y) * dy, aside = Math.abs((one.x - now.x) * dy) + Math.abs((one.y - now.y) * dx);
+      const cost = aside < 1 ? ahead : 1e4 + 20 * ahead + aside;
+      if (ahead > 0.5 && cost < least) [best, least] = [one, cost];
+    }
+    return best;
   }
 
-  function detail() {
-    const series = report.series[chosen.series], run = runOf(series), quantity = QUANTITIES[chosen.quantity];
-    chosen.layer = Math.min(chosen.layer, series.layers.length - 1);
-    const choices = make("div", { class: "choices" },
-      several ? choice("run", report.series.map(nameOf), chosen.series, (at) => { chosen.series = at; lower.renew(); }) : null,
-      choice("layer", series.layers.map((layer) => layer.name), chosen.layer, (at) => { chosen.layer = at; lower.renew(); }));
-    const heading = make("h3", {}, report.summary ? "One layer: summary over clients, over rounds" : "One layer: clients over rounds");
-    if (!hasQuantity(run, chosen.quantity)) return [heading, choices, make("p", {}, `${nameOf(series)} has no ${quantity.title}.`)];
-    const layer = series.layers[chosen.layer], grid = oneLayer(series, run, chosen.quantity, chosen.layer), scale = colourScale([grid], quantity.linear);
-    return [heading, choices, scaleLegend(scale, quantity.show), heatmap({
-      title: `${quantity.title} in ${layer.name}, ${nameOf(series)}`, label: `${quantity.title} in ${layer.name}: clients over rounds`, grid, scale, columnTitle: "round",
-      describe: (row, column) => [make("b", {}, shownValue(grid.values[row][column])), ` ${grid.rows[row]}, round ${run.shown[column]}, ${layer.name}`],
-    }), layerTable(series, run)];
+  function picture(block) {
+    const box = make("div", { class: "chart", tabindex: 0, role: "application" }), cursor = make("div", { class: "cursor", hidden: true });
+    const readout = make("output", { class: "readout", "aria-live": "polite" }), caption = make("span");
+    let view = null, drawn = null, rows = [], at = null, items = null, turn = 0;
+
+    function rename() {
+      const title = titled(block.title), name = resolved(block.part);
+      caption.textContent = title;
+      box.setAttribute("aria-label", `${title}; arrow keys read it, + and − zoom, 0 sets back`);
+      if (figure.dataset.part !== name) delete figure.dataset.drawn;
+      figure.dataset.part = name;
+      return name;
+    }
+
+    async function renew(anew = false) {
+      const mine = ++turn, found = await part(rename()), table = found && (await part(found.table));
+      if (mine !== turn) return;
+      if (!table) {
+        view?.finalize();
+        view = drawn = null;
+        box.replaceChildren(make("p", { class: "quiet" }, "This run has no such numbers."));
+        return;
+      }
+      rows = rowsOf(table, block.fix);
+      items = null;
+      if (view && drawn === found.spec && !anew) {
+        view.data("table", rows);
+        for (const [end, value] of Object.entries(found.ends)) view.signal(end, value);
+        await view.runAsync();
+      } else {
+        const spec = JSON.parse(JSON.stringify(typeof found.spec === "number" ? page.specs[found.spec] : found.spec));
+        for (const parameter of spec.params ?? []) if (parameter.name in found.ends) parameter.value = found.ends[parameter.name];
+        for (const parameter of spec.params ?? []) if (parameter.name === "hidden") parameter.value = [...hidden];
+        spec.autosize = { type: "fit-x", contains: "padding" };
+        spec.datasets = { ...spec.datasets, table: rows };
+        view?.finalize();
+        drawn = found.spec;
+        const config = page.styles[night.matches ? "night" : "day"], renderer = rows.length > 1500 ? "canvas" : "svg";
+        view = (await vegaEmbed(box, spec, { ast: true, actions: false, defaultStyle: false, tooltip: showTip, config, renderer, mode: "vega-lite", logLevel: 1 })).view;
+        box.append(cursor);
+        view.addEventListener("click", (_, item) => item && pick(item.datum));
+      }
+      cursor.hidden = true;
+      at = null;
+      figure.dataset.drawn = String(Number(figure.dataset.drawn ?? 0) + 1);
+    }
+
+    function pick(datum) {
+      const layer = block.pick && datum ? page.arms[0].layers.indexOf(datum.layer) : -1;
+      if (layer >= 0) choose("layer", String(layer));
+    }
+
+    function move(event) {
+      const step = ARROWS[event.key], zoom = { "+": -240, "=": -240, "-": 240, "−": 240 }[event.key];
+      const surface = box.querySelector("canvas, svg");
+      if (!view || !surface || !(step || zoom || event.key === "0" || event.key === "Enter")) return;
+      event.preventDefault();
+      const edge = surface.getBoundingClientRect(), middle = { bubbles: true, clientX: edge.left + edge.width / 2, clientY: edge.top + Math.min(edge.height / 2, 120) };
+      const target = surface.querySelector(".background") ?? surface;
+      if (zoom) target.dispatchEvent(new PointerEvent("pointermove", middle));
+      if (zoom) target.dispatchEvent(new WheelEvent("wheel", { ...middle, deltaY: zoom, ctrlKey: true, cancelable: true }));
+      else if (event.key === "0") target.dispatchEvent(new MouseEvent("dblclick", middle));
+      else if (event.key === "Enter") pick(at?.item.datum);
+      if (!step) return void (items = null, cursor.hidden = tip.hidden = true);
+      items ??= itemsOf(view);
+      at = nextItem(items, at, step);
+      if (!at) return;
+      cursor.hidden = false;
+      for (const [name, value] of [["left", at.x1], ["top", at.y1], ["width", at.x2 - at.x1], ["height", at.y2 - at.y1]]) cursor.style.setProperty(name, `${value}px`);
+      readout.textContent = told(at.item.tooltip).map(([name, text]) => `${name} ${text}`).join(", ");
+    }
+
+    const file = () => `${page.title} ${caption.textContent}`;
+    const figure = make("figure", { "data-block": block.part },
+      make("figcaption", {}, caption, make("span", { class: "buttons" },
+        button("CSV", "save as CSV", () => rows.length && save(`${file()}.csv`, csv([Object.keys(rows[0]), ...rows.map(Object.values)]), "text/csv")),
+        button("SVG", "save as SVG", async () => view && save(`${file()}.svg`, await view.toSVG(), "image/svg+xml")),
+        button("PNG", "save as PNG", async () => view && save(`${file()}.png`, await view.toImageURL("png", 2), "")))),
+      box, readout);
+    box.addEventListener("keydown", move);
+    return { element: figure, rename, renew, hide: () => view && view.getState().signals.hidden !== undefined && view.signal("hidden", [...hidden]).runAsync() };
   }
 
-  function shownValue(value) {
-    const quantity = QUANTITIES[chosen.quantity];
-    if (Number.isNaN(value)) return "no value";
-    return quantity.exact ? `${quantity.show(value)} (${quantity.exact(value)})` : quantity.show(value);
+  // --- words ---
+
+  function table(block) {
+    const box = make("div", { class: "words-of" });
+    async function renew() {
+      const found = await part(resolved(block.part));
+      if (!found) return box.replaceChildren();
+      const text = (cell) => (typeof cell === "string" ? cell : cell.text), plain = (cell) => (typeof cell === "string" ? cell : cell.value);
+      const share = (cell) => (found.shaded && typeof cell !== "string" ? `${Math.min(100, (100 * cell.value) / found.shaded)}%` : null);
+      const cells = (row) => row.map((cell, at) => (at === 0 ? make("th", { scope: "row", "data-label": found.columns[at] }, text(cell))
+        : make("td", { class: found.words.includes(at) ? "words" : share(cell) && at < row.length - 1 ? "count" : null, "data-label": found.columns[at], ...(share(cell) ? { "--share": share(cell) } : {}) }, text(cell))));
+      const whole = found.columns.length ? make("div", { class: `scroll${found.shaded ? " partition" : ""}`, tabindex: 0 }, make("table", { class: found.shaded ? "" : "cards", "aria-label": titled(block.title) },
+        make("thead", {}, make("tr", {}, found.columns.map((name) => make("th", { scope: "col" }, name)))),
+        make("tbody", {}, found.rows.map((row) => make("tr", {}, cells(row)))))) : null;
+      const saved = found.rows.length ? button("CSV", "save as CSV", () => save(`${page.title} ${titled(block.title)}.csv`, csv([found.columns, ...found.rows.map((row) => row.map(plain))]), "text/csv")) : null;
+      box.replaceChildren(...[found.note ? make("p", { class: "quiet" }, found.note) : null, whole, saved].filter((one) => one !== null));
+    }
+    const title = make("span", {}, titled(block.title));
+    const renamed = () => { title.textContent = titled(block.title); return renew(); };
+    const element = block.folded ? make("details", { "data-block": block.part }, make("summary", {}, title), box) : make("div", { class: "wide", "data-block": block.part }, make("h3", {}, title), box);
+    return { element, renew: renamed };
   }
 
-  return section("layers", "Layers",
-    make("div", { class: "choices" }, choice("quantity", names.map((name) => QUANTITIES[name].title), names.indexOf(chosen.quantity), (at) => choose(names[at]))), upper.box, lower.box);
-}
+  function lines(block) {
+    const box = make("div", { class: "notice wide", role: "note", hidden: true });
+    return { element: box, renew: async () => {
+      const found = (await part(resolved(block.part)))?.lines ?? [];
+      box.hidden = !found.length;
+      box.replaceChildren(...found.map((line) => make("p", {}, line)));
+    } };
+  }
 
-// The last round in numbers: medians over clients, and the range of weights.
-function layerTable(series, run) {
-  const shown = Object.keys(QUANTITIES).filter((name) => hasQuantity(run, name) && name !== "smoothed_angle"), last = run.shown.length - 1;
-  const column = (name, l) => {
-    const cells = tableOf(series, run, name);
-    if (report.summary) return (over) => cells.value(last, report.summary.indexOf(over), l);
-    const values = Array.from({ length: cells.sizes[last] }, (_, k) => cells.value(last, k, l));
-    return (over) => statistic(over, values);
-  };
-  const up = unpack(run.bytes.up, run.shown.length * series.layers.length);
-  const body = series.layers.map((layer, l) => [layer.name, layer.numbers.toLocaleString("en"), ...shown.map((name) => {
-    const get = column(name, l), show = (over) => (Number.isNaN(get(over)) ? "no value" : QUANTITIES[name].show(get(over)));
-    return name === "weight" && !Number.isNaN(get("min")) ? `${digits(get("min"), 3)}–${digits(get("max"), 3)}` : show(name === "mask" ? "mean" : "median");
-  }), bytes(run.shown.reduce((sum, _, t) => sum + (up[t * series.layers.length + l] || 0), 0))]);
-  return make("details", {}, make("summary", {}, `Layers of ${nameOf(series)} in round ${run.shown[last]}, in numbers`),
-    table("layers in numbers", ["layer", "numbers", ...shown.map((name) => QUANTITIES[name].title), "uploaded"], body),
-    make("p", { class: "quiet" }, "Medians over clients; of weights the range, of “sent” the mean. Uploaded: in all rounds."));
-}
+  function findings(block) {
+    const list = make("ul", { class: "findings" }), title = make("h3");
+    return { element: make("div", { class: "wide" }, title, list), renew: async () => {
+      title.textContent = titled(block.title);
+      title.hidden = !title.textContent;
+      const found = (await part(resolved(block.part)))?.findings ?? [];
+      const shown = ({ kind, text, layer }) => make("li", { class: kind }, text, page.arms[0].layers.includes(layer) ? [" ", button("show", `show ${layer}`, () => { choose("layer", String(page.arms[0].layers.indexOf(layer))); document.getElementById("clients")?.scrollIntoView(); })] : []);
+      list.replaceChildren(...(found.length ? found.map(shown) : [make("li", { class: "quiet" }, "Nothing stands out.")]));
+    } };
+  }
 
-// --- bytes ---
+  function about(block) {
+    const text = make("p", { class: "wide" });
+    return { element: text, renew: () => (text.textContent = block.texts[chosen.quantity] ?? "") };
+  }
 
-function traffic() {
-  const view = renewed(() => {
-    const shown = report.series.map((series, at) => ({ series, at, run: runOf(series) })).filter(({ run }) => run.rounds);
-    const stacks = shown.map(({ series, run }) => ledger(series, run, chosen.direction).map((row) => ({ ...row, values: chosen.cumulative ? running(row.values) : perRound(row.values, run) })));
-    const [, high] = range(stacks.flatMap((stack) => (stack[0]?.values ?? []).map((_, t) => stack.reduce((sum, row) => sum + row.values[t], 0))));
-    return make("div", { class: "multiples" }, shown.map(({ series, at, run }, k) => stackChart(series, at, run, stacks[k], high)));
-  });
-  const directions = ["up", "down"];
-  return section("bytes", "Bytes", make("p", {}, "What travelled between server and clients, layer by layer, summed over clients. Point at a round to read it."),
-    make("div", { class: "choices" },
-      choice("direction", ["upload", "download"], directions.indexOf(chosen.direction), (at) => { chosen.direction = directions[at]; view.renew(); }),
-      choice("count", ["in each round", "so far"], Number(chosen.cumulative), (at) => { chosen.cumulative = at === 1; view.renew(); })), view.box);
-}
+  const KINDS = { picture, table, lines, findings, about };
 
-const running = (values) => values.map(((sum) => (value) => (sum += value))(0));
-const perRound = (values, run) => values.map((value, t) => value / (run.shown[t] - (run.shown[t - 1] ?? 0)));
+  // --- the page ---
 
-function stackChart(series, at, run, stack, high) {
-  const named = stack.filter((row) => !row.ink), all = stack.reduce((sum, row) => sum + row.total, 0);
-  const ink = (row) => (row.ink ?? css(colour((named.indexOf(row) + 0.5) / named.length)));
-  const readout = make("output", { class: "readout", "aria-live": "polite" });
-  const starts = run.shown.map((_, t) => run.shown[t - 1] ?? 0), last = run.shown[run.shown.length - 1];
-  const picture = chart({
-    title: `${nameOf(series)}: ${bytes(all)} in all`, height: 220,
-    x: { low: 0, high: last, label: "round", whole: true, step: 1, show: String },
-    y: { low: 0, high, label: chosen.cumulative ? "bytes so far" : "bytes per round", show: bytes },
-    onMove: (x) => {
-      const t = Math.max(0, run.shown.findIndex((round) => round >= x));
-      const parts = stack.map((row) => `${row.name} ${bytes(row.values[t])}`).join(", ");
-      readout.replaceChildren(make("b", {}, `round ${run.shown[t]}: ${bytes(stack.reduce((sum, row) => sum + row.values[t], 0))}`), ` ${parts}`);
-      return (starts[t] + run.shown[t]) / 2;
-    },
-    plot: (frame) => {
-      const floor = run.shown.map(() => 0);
-      return stack.map((row) => {
-        const top = row.values.map((value, t) => floor[t] + value);
-        const steps = (heights) => heights.flatMap((height, t) => [[starts[t], height], [run.shown[t], height]]);
-        const edge = (points) => points.map(([x, y]) => `${frame.across(x).toFixed(1)},${frame.up(y).toFixed(1)}`);
-        const area = svg("path", { class: "area", d: `M${edge(steps(top)).join("L")}L${edge(steps(floor)).reverse().join("L")}Z`, "--ink": ink(row) });
-        top.forEach((value, t) => (floor[t] = value));
-        return area;
-      });
-    },
-  });
-  picture.append(make("ul", { class: "key" }, stack.map((row) => make("li", {}, make("span", { class: "swatch", "--ink": ink(row), "aria-hidden": "true" }), `${row.name} ${bytes(row.total)} (${digits((100 * row.total) / all, 3)} %)`))), readout);
-  if (several) picture.querySelector("figcaption").prepend(swatch(at));
-  return picture;
-}
+  const near = new IntersectionObserver((seen) => {
+    for (const { target, isIntersecting } of seen) {
+      const block = blocks.find((one) => one.element === target);
+      if (block) block.near(isIntersecting);
+    }
+  }, { rootMargin: "500px" });
 
-// --- data ---
+  // A block is drawn when it comes near, and anew when something changed meanwhile.
+  function placed(declared) {
+    const { element, rename, renew, hide } = KINDS[declared.kind](declared);
+    let visible = declared.kind !== "picture", stale = true;
+    const settle = (anew) => { if (visible && stale) { stale = false; Promise.resolve(renew(anew)).catch((problem) => console.error(problem)); } };
+    blocks.push({ element, declared, renew: (anew = false) => { stale = true; rename?.(); settle(anew); }, near: (is) => { visible = is || declared.kind !== "picture"; settle(); }, hide });
+    if (declared.kind === "picture") near.observe(element);
+    return element;
+  }
 
-function data() {
-  const numbers = [...new Set(report.series.map((series) => runOf(series).partition))].filter((number) => number !== null);
-  const sources = [...new Set(report.series.map((series) => runOf(series).data).filter((source) => source !== null))];
-  const parts = numbers.map((number) => {
-    const partition = report.partitions[number], [, most] = range([...partition.counts.flat(), 1]);
-    const owners = report.series.filter((series) => runOf(series).partition === number).map(nameOf).join("; ");
-    const spread = ([low, median, high], word) => (low === high ? `${digits(low)} ${word}` : `${digits(low)} to ${digits(high)} ${word} (median ${digits(median)})`);
-    const left = partition.clients - partition.counts.length;
-    return [
-      make("p", {}, `${many(partition.clients, "client")}; each has ${spread(partition.samples, "samples")} of ${spread(partition.classesHeld, "classes")}.`,
-        left ? ` The first ${partition.counts.length} are shown.` : "", numbers.length > 1 ? ` (${owners})` : ""),
-      make("div", { class: "partition" }, table("samples by client and class", ["client", ...partition.classes, "all"], partition.counts.map((counts, client) => [
-        String(client),
-        ...counts.map((count) => make("td", { class: "count", "--share": `${(100 * count) / most}%` }, count ? String(count) : "·")),
-        String(counts.reduce((a, b) => a + b, 0))]), true)),
-    ];
-  });
-  return [sources.length ? make("p", { class: "quiet" }, `Data: ${sources.join("; ")}`) : null,
-    ...(parts.length ? parts.flat() : [make("p", {}, "The run says nothing of its clients' classes.")])];
-}
+  function legend() {  // arms on and off, everywhere, also with the keyboard
+    if (page.arms.length < 2) return null;
+    const inks = () => page.styles[night.matches ? "night" : "day"].range.category;
+    return make("fieldset", { class: "arms" }, make("legend", {}, "shown"), page.arms.map((arm, at) => {
+      const box = make("input", { type: "checkbox", checked: true, onchange: () => {
+        hidden[box.checked ? "delete" : "add"](arm.name);
+        for (const block of blocks) { block.hide?.(); if (block.declared.arm === at) block.element.hidden = !box.checked; }
+      } });
+      box.checked = !hidden.has(arm.name);
+      return make("label", {}, box, make("span", { class: "swatch", "--ink": inks()[at % inks().length], "aria-hidden": "true" }), arm.name);
+    }));
+  }
 
-// --- lost replies ---
+  function section({ id, title, about, choices, blocks: declared }) {
+    return make("section", { id, "aria-labelledby": `${id}-title` }, make("h2", { id: `${id}-title` }, title), about ? make("p", { class: "quiet" }, about) : null,
+      choices.length ? make("div", { class: "choices" }, choices.map(chooser)) : null, make("div", { class: "blocks" }, declared.map(placed)));
+  }
 
-function replies() {
-  const answered = ({ trouble }) => !trouble.lost && !trouble.clients.length && !trouble.again;
-  if (report.series.every((series) => answered(runOf(series)))) return [make("p", {}, "Every client that was asked replied, in every round.")];
-  return report.series.flatMap((series) => {
-    const { asked, lost, again, troubled, clients } = runOf(series).trouble;
-    const text = `${several ? `${nameOf(series)}: ` : ""}${lost} of ${many(asked, "request")} to clients brought no usable reply` +
-      `${again ? `; ${many(again, "attempt")} at a round had to be repeated` : ""}.`;
-    const kinds = [...new Set(clients.flatMap((client) => Object.keys(client.lost)))];
-    const body = clients.map((client) => [`client ${client.client}`, client.sampled === null ? "–" : String(client.sampled),
-      ...kinds.map((kind) => String(client.lost[kind] ?? "·")), client.partial ? String(client.partial) : "·", make("td", { class: "words" }, client.last ?? "–")]);
-    return [make("p", {}, text, troubled > clients.length ? ` The ${clients.length} clients with most losses, of ${troubled}, are listed.` : ""),
-      clients.length ? table("lost replies", ["", "rounds asked", ...kinds, "did part of the work", "last lost reply"], body) : null];
-  }).filter((part) => part !== null);
-}
+  function build() {
+    near.disconnect();
+    blocks.length = 0;
+    const seeds = page.seeds.length > 1 ? chooser({ name: "seed", label: "seed of layers, clients and bytes", options: page.seeds.map((seed) => [seed, seed]) }) : (chosen.seed = page.seeds[0], null);
+    const sections = page.sections.map(section);
+    document.getElementById("page").replaceChildren(
+      make("header", {}, page.live ? make("a", { href: "." }, "all runs") : "", make("h1", {}, page.title), make("p", { class: "quiet" }, page.facts.join(" · ")),
+        make("nav", { "aria-label": "sections" }, page.sections.map(({ id, title }) => make("a", { href: `#${id}` }, title))), make("div", { class: "choices" }, seeds ?? "", legend() ?? "")),
+      ...sections, tip);
+    fillRounds();
+    for (const block of blocks) block.renew();
+  }
 
-// --- settings ---
+  // --- a run that goes on ---
 
-function settings() {
-  const keys = [...new Set(report.series.flatMap((series) => Object.keys(series.settings)))];
-  const differs = (key) => new Set(report.series.map((series) => series.settings[key])).size > 1;
-  const rows = (wanted) => keys.filter((key) => differs(key) === wanted);
-  const row = (key) => [key, ...report.series.map((series) => make("td", { class: "words" }, series.settings[key] ?? "–"))];
-  return section("settings", "Settings",
-    rows(true).length ? table("settings that differ", ["setting", ...report.series.map((series) => series.name)], rows(true).map(row)) : null,
-    make("details", {}, make("summary", {}, several ? "Settings that all runs share" : "All settings"), table("settings", ["setting", "value"], rows(false).map((key) => [key, make("td", { class: "words" }, report.series[0].settings[key])]))),
-    make("details", {}, make("summary", {}, "Where the runs are"), table("directories", ["run", "seed", "begun", "directory"],
-      report.series.flatMap((series) => series.runs.map((run) => [series.name, String(run.seed), run.created, make("td", { class: "words" }, run.path)])))));
-}
+  let busy = false, again = false;
+  async function refresh() {
+    if (busy) return void (again = true);
+    busy = true;
+    const answer = await fetch(`${page.live}&part=`).catch(() => null);
+    if (answer?.ok) {
+      const fresh = await answer.json(), same = (key) => JSON.stringify(page[key]) === JSON.stringify(fresh[key]);
+      const rebuilt = !["sections", "arms", "seeds", "title"].every(same);
+      Object.assign(page, fresh);
+      known.clear();
+      if (rebuilt) build();
+      else { fillRounds(); for (const block of blocks) block.renew(); }
+    }
+    busy = false;
+    if (again) { again = false; refresh(); }
+  }
 
-// --- all of it ---
-
-function page() {
-  const title = several ? report.title : `${report.title}: ${report.series[0].name}`;
-  const clients = [...new Set(report.series.map((series) => series.clients))].join(" or ");
-  const subtitle = [several ? many(report.series.length, "experiment") : null, many(seeds.length, "seed"), `${clients} clients`, `fedstrata ${report.version}`].filter((part) => part !== null);
-  const parts = [["outcome", "Outcome"], ["curves", "Curves"], ["layers", "Layers"], ["bytes", "Bytes"], ["data", "Data"], ["replies", "Replies"], ["settings", "Settings"]];
-  const perSeed = renewed(() => [layers(), traffic(), section("data", "Data", ...data()), section("replies", "Replies", ...replies())]);
-  const seedChoice = seeds.length > 1 && report.series.some((series) => series.runs.length > 1)
-    ? make("div", { class: "seed" }, choice("seed shown below", seeds.map(String), chosen.seed, (at) => { chosen.seed = at; perSeed.renew(); })) : null;
-  perSeed.box.className = "sections";
-  document.getElementById("page").append(
-    make("header", {}, make("h1", {}, title), make("p", { class: "quiet" }, subtitle.join(" · ")),
-      make("nav", { "aria-label": "sections" }, parts.map(([id, text]) => make("a", { href: `#${id}` }, text)))),
-    ...[notices(), outcomes(), curves(), seedChoice, perSeed.box, settings()].filter((part) => part !== null));
-}
-
-page();
+  build();
+  night.addEventListener("change", () => { for (const block of blocks) block.renew(true); });
+  if (page.live) new EventSource(page.live.replace("?", "events?")).addEventListener("changed", refresh);
+})();

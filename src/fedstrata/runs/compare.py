@@ -62,7 +62,7 @@ def compare(
         for number, job in enumerate(comparison.jobs):
             bar.begins(number, f"{job.algorithm}, seed {job.seed}")
             for line in run_job(job, where, task):
-                bar.reaches(line["round"])
+                bar.reaches(line)
                 if on_round is not None:
                     on_round(job, line)
     write_results(comparison.path)
@@ -103,6 +103,8 @@ def begin_comparison(
     arms = algorithms if isinstance(algorithms, Mapping) else {name: name for name in algorithms}
     algorithms, changes = list(arms), as_changes(settings)
     recipes = {(a, s): resolved(what, arm, more, changes, s)[0] for a, arm in arms.items() for s in seeds}
+    if any(recipe.built_algorithm.private for recipe in recipes.values()):  # all arms are measured on the same data
+        recipes = {key: recipe.evaluated_on_clients() for key, recipe in recipes.items()}
     first = recipes[algorithms[0], seeds[0]]
     request = {a: recipes[a, seeds[0]].essence() for a in algorithms}
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

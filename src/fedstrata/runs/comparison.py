@@ -8,17 +8,25 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError
+from fedstrata.core.display import Table, html
+from fedstrata.core.errors import BadValue, FedstrataError, RunDirectoryError, visible
+from fedstrata.core.lazy import plots
+from fedstrata.formatting import size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import formats
 from fedstrata.runs.files import Folder
 from fedstrata.runs.formats import COMPARISON_FORMAT, Request
-from fedstrata.runs.reader import Run
-from fedstrata.runs.statistics import paired_differences
+from fedstrata.runs.reader import Run, to_pandas
+from fedstrata.runs.statistics import estimate, paired_differences, written_differences
+
+if TYPE_CHECKING:
+    from altair import TopLevelMixin as Chart
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Job:
     path: Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What is compared, and where it is."""
 
@@ -64,6 +72,37 @@ class Comparison:
         found = self.outcomes()
         values = {a: [float(getattr(found[a, s], what) or 0.0) for s in self.seeds] for a in self.algorithms}
         return {a: paired_differences(values[a], values[first]) for a in self.algorithms if a != first}
+
+    def tables(self) -> list[Table]:
+        """A row for each algorithm; then each algorithm's differences from the first, seed by seed."""
+        return _tables(self)
+
+    def frame(self) -> DataFrame:
+        """A pandas DataFrame with a row for each run: what results.csv has.
+
+        `pandas.concat({key: run.frame() for key, run in comparison.runs.items()})` has every round of each.
+        """
+        return to_pandas("Comparison.frame()", [result(job) for job in self.jobs])
+
+    def __repr__(self) -> str:
+        seeds = ", ".join(map(str, self.seeds))
+        return visible(f"<Comparison {self.path}: {', '.join(self.algorithms)}; seeds {seeds}>")
+
+    def _repr_html_(self) -> str:
+        try:
+            return html(self.tables())
+        except (FedstrataError, OSError) as error:  # a run that is not finished, or not there any more
+            return html([Table(str(error), (), ((repr(self),),))])
+
+    @classmethod
+    def at(cls, path: str | Path) -> Comparison:
+        """One that was run before: the seeds that every algorithm has run to their end."""
+        return read_comparison(Path(path))[0]
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the comparison as an Altair chart; see `fedstrata.plots`."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
 
 
 def read_request(path: Path) -> Request:
@@ -112,6 +151,9 @@ def _finished(path: Path) -> tuple[list[Job], list[str]]:
     return finished, problems
 
 
+# --- what came out ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one run came to; a metric that is no number is the worst there is.
@@ -139,6 +181,53 @@ def outcome(run: Run) -> Outcome:
         upload_to_target=(upload if upload is not None else math.inf) if has_target else None,
         limit=run.recipe.training.rounds,
     )
+
+
+def _tables(comparison: Comparison) -> list[Table]:
+    """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
+    results, first = comparison.outcomes(), next(iter(comparison.runs.values()))
+    target, metric, limit = first.recipe.evaluation.target, first.metric.name, results[next(iter(results))].limit
+    rises = first.metric.direction == "max"
+    columns = [_Column(metric, lambda o: o.metric, "{:.4f}".format, "no number", rises)]
+    if target is not None:
+        columns.append(_Column(f"rounds to {target:g}", lambda o: o.rounds_to_target, "{:g}".format, f">{limit}"))
+        columns.append(_Column("upload to target", lambda o: o.upload_to_target, size))
+    columns.append(_Column("upload", lambda o: o.upload, size))
+    values = {
+        (algorithm, column.name): [float(column.get(results[algorithm, seed]) or 0.0) for seed in comparison.seeds]
+        for algorithm in comparison.algorithms
+        for column in columns
+    }
+
+    seeds = f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) > 1 else ''}"
+    headings, baseline = ("algorithm", *(column.name for column in columns)), comparison.algorithms[0]
+    rows, differences = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for algorithm in comparison.algorithms:
+        rows.append((algorithm, *(estimate(values[algorithm, c.name]).written(c.value) for c in columns)))
+        found = {c.name: paired_differences(values[algorithm, c.name], values[baseline, c.name]) for c in columns}
+        cells = (written_differences(found[c.name], c.difference, algorithm, baseline, c.rises) for c in columns)
+        differences.append((algorithm, *cells))
+    shown = [Table(f"{first.recipe.name}, {seeds}", headings, tuple(rows))]
+    if len(rows) > 1:
+        shown.append(Table(f"minus {baseline}, paired by seed", headings, tuple(differences[1:])))
+    return shown
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One figure of every run: how it is got, and how it is written."""
+
+    name: str
+    get: Callable[[Outcome], float | None]
+    write: Callable[[float], str]
+    missed: str = "not reached"
+    rises: bool = False
+
+    def value(self, value: float) -> str:
+        return self.missed if math.isinf(value) else self.write(value)
+
+    def difference(self, value: float) -> str:
+        return ("−" if value < 0 else "+") + self.write(abs(value))
 
 
 def result(job: Job) -> dict[str, Any]:

@@ -55,7 +55,12 @@ class RunDirectory:
         if not path.is_dir() and handle is None:
             raise RunDirectoryError(f"{path} does not exist or is no directory")
         if not self.files.has("run.json"):
-            raise RunDirectoryError(f"{path} is no run directory: it has no run.json")
+            what = (
+                "it is a comparison, which has its runs below it"
+                if self.files.has("compare.json")
+                else "it has no run.json"
+            )
+            raise RunDirectoryError(f"{path} is no run directory: {what}")
         self.reread()
 
     def reread(self) -> None:
@@ -144,8 +149,17 @@ class RunDirectory:
         except OSError as error:
             raise damaged(self.path / name, str(error)) from None
         if self.id is not None:
-            self._require_ours(name, metadata, round)
+            self.require_ours(name, metadata, round)
         return formats.read_layers(arrays, self.about, self.path / name)
+
+    def clients(self, round: int) -> dict[str, np.ndarray]:
+        """What every client was measured to after a round; `RunDirectoryError`, if none was."""
+        name = round_file("clients", round)
+        if not self.files.has("clients") or not self.files.has(name):
+            raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
+        arrays, metadata = self.files.read_arrays(name)
+        self._require_ours(name, metadata, round)
+        return arrays
 
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""
@@ -160,7 +174,10 @@ class RunDirectory:
         rounds = self.rounds("checkpoints")
         if not rounds:
             raise RunDirectoryError(f"{self.path}/checkpoints is empty")
-        round = rounds[-1]
+        return self.checkpoint(rounds[-1])
+
+    def checkpoint(self, round: int) -> Checkpoint:
+        """The checkpoint of a round, checked against its digest."""
         name = round_file("checkpoints", round)
         remedy = "delete it to go on from the checkpoint before it"
         try:
@@ -173,10 +190,10 @@ class RunDirectory:
             raise RunDirectoryError(f"checkpoint {path}: {problem}")
         if "model" not in arrays or metadata.get("sha256") != digest(arrays, metadata):
             raise RunDirectoryError(f"checkpoint {path} is damaged: its digest does not match; {remedy}")
-        self._require_ours(name, metadata, round)
+        self.require_ours(name, metadata, round)
         return Checkpoint(round, arrays)
 
-    def _require_ours(self, name: str, metadata: Mapping[str, str], round: int) -> None:
+    def require_ours(self, name: str, metadata: Mapping[str, str], round: int) -> None:
         """Refuse a file of another run, or one that was renamed."""
         if metadata.get("run") != self.id:
             raise RunDirectoryError(f"{self.path / name} is of another run; delete it")

@@ -124,6 +124,8 @@ class DataEntry(BaseModel):
     dataset: Text = "its own"
     source: Text | None = None
     class_names: list[Annotated[str, PlainValidator(_label)]] = []
+    client_names: list[Text] = []
+    """What clients are called, if they are more than numbers."""
     table: list[list[Count]] | None = Field(None, min_length=1)
     """Samples by client and class."""
 
@@ -152,6 +154,8 @@ class About(BaseModel):
     clients: Positive
     """How many there are."""
     layers: list[LayerEntry]
+    private: list[Text] = []
+    """The tensors that stay with the clients."""
     data: DataEntry
 
     @model_validator(mode="after")

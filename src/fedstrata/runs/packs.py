@@ -15,7 +15,8 @@ from safetensors.numpy import save
 
 from fedstrata.core.axes import State
 from fedstrata.core.errors import RunDirectoryError
-from fedstrata.core.memory import Tag, Versions, tags
+from fedstrata.core.memory import Tag, tags
+from fedstrata.core.versions import Versions
 from fedstrata.runs.directory import digest, round_file, rounds_in
 from fedstrata.runs.files import Folder
 from fedstrata.runs.formats import damaged

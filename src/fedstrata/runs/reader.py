@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import printable
+from fedstrata.core.display import Table
+from fedstrata.core.errors import FedstrataError, MissingExtra, printable, visible
+from fedstrata.core.lazy import plots
+from fedstrata.formatting import number, size
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.files import in_use
 from fedstrata.runs.findings import Finding, find
 from fedstrata.runs.formats import About, LayerRecord, Line
+from fedstrata.runs.probes import Probe, read_probe, stored_probes
 from fedstrata.tasks.metric import Metric
 
 if TYPE_CHECKING:
+    import numpy as np
+    from altair import TopLevelMixin as Chart
+    from pandas import DataFrame
     from torch import nn
 
     from fedstrata.tasks.seeded import AnyTask
@@ -71,6 +79,10 @@ class Run:
         """What a round was for each client and layer, by name (docs/run-directory.md has the names)."""
         return self.directory.layers(round)
 
+    def clients(self, round: int) -> dict[str, np.ndarray]:
+        """What every client was measured to after a round: `client`, `samples`, `loss`, `metric`, `taken_part`."""
+        return self.directory.clients(round)
+
     def finished(self, history: list[Line] | None = None) -> bool:
         """Whether nothing is left to run."""
         lines = self.history() if history is None else history
@@ -79,6 +91,10 @@ class Run:
     def running(self) -> bool:
         """Whether a process works on it now."""
         return in_use(self.path)
+
+    def state(self, history: list[Line] | None = None) -> str:
+        """In a word or two: running, finished or not finished."""
+        return "running" if self.running() else "finished" if self.finished(history) else "not finished"
 
     def is_over(self, history: list[Line]) -> bool:
         """Whether the last of these rounds is the last of all: as many as asked for, or the target is reached."""
@@ -128,6 +144,58 @@ class Run:
         record = self.layers if self.recipe.record.layers else None
         return find(self.about, lines, record, self.recipe.training.batch_size)
 
+    def probes(self) -> list[int]:
+        """The rounds that were probed, of which `probe` tells who harmed."""
+        return stored_probes(self.directory)
+
+    def probe(self, round: int) -> Probe:
+        """What the model would be without each client and layer of a round: as `fedstrata probe` has stored it."""
+        return read_probe(self.directory, round)
+
+    def frame(self) -> DataFrame:
+        """A pandas DataFrame with a row for each round: what was measured, as `test.accuracy`, and what travelled."""
+        rows = []
+        for line in self.history():
+            measured = {f"{on}.{name}": value for on, found in line["metrics"].items() for name, value in found.items()}
+            counts = {"clients": line["clients"], "replies": line["replies"], "attempt": line["attempt"]}
+            sums = {name: line[name] for name in ("upload", "download", "upload_total", "seconds")}
+            rows.append({"round": line["round"], "train_loss": line["train_loss"], **measured, **counts, **sums})
+        return to_pandas("Run.frame()", rows, index="round")
+
+    # --- shown ----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        try:
+            history = self.history()
+            done = f"{len(history)}/{self.recipe.training.rounds} rounds"
+            values = [f", {self.metric.name} {number(value)}" for _, value in self.curve(history)[-1:]]
+            what = f"{self.recipe.name}, {self.recipe.label}, seed {self.recipe.seed}; {done}{''.join(values)}"
+        except (FedstrataError, OSError) as error:  # removed or damaged since it was opened
+            what = str(error)
+        return visible(f"<Run {self.path}: {what}>")
+
+    def _repr_html_(self) -> str:
+        try:
+            history = self.history()
+            summary, metric, target = self.summary(history), self.metric.name, self.recipe.evaluation.target
+            rows = [
+                ("rounds", f"{summary['rounds']} of {self.recipe.training.rounds}, {self.state(history)}"),
+                (metric, f"{number(summary[metric])} (best {number(summary['best'])})"),
+                *([(f"rounds to {target:g}", str(summary["rounds_to_target"] or "not reached"))] if target else []),
+                ("upload", size(summary["upload"])),
+                ("layers", ", ".join(self.layer_names)),
+                ("directory", str(self.path)),
+            ]
+            title = f"{self.recipe.name}: {self.recipe.label}, seed {self.recipe.seed}"
+        except (FedstrataError, OSError) as error:
+            title, rows = str(self.path), [("", str(error))]
+        return Table(title, (), tuple(rows))._repr_html_()
+
+    def plot(self, kind: str = "curves", **options: Any) -> Chart:
+        """A picture of the run as an Altair chart: one of `fedstrata.plots.KINDS`, with its options."""
+        chart: Chart = plots.draw(kind, self, **options)
+        return chart
+
     # --- its model, for which its recipe is built again ---------------------------------------------------------
 
     def announce_imports(self) -> None:
@@ -136,21 +204,42 @@ class Run:
             what = f"{self.path}: its recipe names code that is imported now: {field} = {name}"
             _log.warning("%s", printable(what))
 
-    def model(self, *, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
-        """The trained model. What its recipe names as `module:name` is imported; the log says so before."""
+    def model(self, *, client: int | None = None, task: AnyTask | None = None, data: Path | None = None) -> nn.Module:
+        """The trained model; of a `client`, with its private layers, or the one that is its own.
+
+        What its recipe names as `module:name` is imported; the log says so before.
+        """
         from fedstrata.runs.trained import trained_model
 
         if task is None:
             self.announce_imports()
-        return trained_model(self.directory, task, data)
+        return trained_model(self.directory, task, data, client)
 
-    def export(self, path: str | Path, *, task: AnyTask | None = None, data: Path | None = None) -> None:
-        """Write the trained model's whole state dict, for `load_state_dict`, as safetensors."""
+    def export(
+        self,
+        path: str | Path,
+        *,
+        client: int | None = None,
+        task: AnyTask | None = None,
+        data: Path | None = None,
+    ) -> None:
+        """Write the trained model's whole state dict, for `load_state_dict`, as safetensors; or that of a `client`."""
         from fedstrata.runs.trained import write_model
 
         if task is None:
             self.announce_imports()
-        write_model(self.directory, Path(path), task, data)
+        write_model(self.directory, Path(path), task, data, client)
+
+
+def to_pandas(purpose: str, rows: Sequence[Mapping[str, Any]], index: str | None = None) -> DataFrame:
+    """Rows as a DataFrame; what no row says is missing in it."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtra("pandas", "notebook", purpose) from None
+    known = [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
+    frame = pandas.DataFrame(known)
+    return frame.set_index(index) if index is not None and rows else frame
 
 
 def _no_function(outputs: Any, targets: Any) -> float:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +43,8 @@ CHANGEABLE_ON_RESUME = (
     "evaluation.stop_at_target",
     "engine.workers",
     "engine.timeout",
+    "engine.lost_memory",
+    "record.keep_checkpoints",
 )
 """What may be different when a run goes on: nothing that would change the rounds already run."""
 
@@ -107,7 +109,10 @@ def run_rounds(
         run.directory.reread()
         upload = past[-1]["upload_total"] if past else 0
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
-        engine = stack.enter_context(open_engine(experiment) if engine is None else nullcontext(engine))
+        if engine is None:
+            engine = stack.enter_context(open_engine(experiment, run.path.absolute() / "nodes"))
+        if hasattr(engine, "run"):  # where memory lies with that of other runs
+            engine.run, engine.afresh = str(run.directory.id), experiment.recipe.engine.lost_memory == "afresh"
         settings = experiment.recipe.record
         if (versions := getattr(engine, "versions", None)) is not None:
             writer.load_memory(whole, versions)
@@ -155,7 +160,8 @@ def evaluated_rounds(
                 config.clients,
                 record.attempt,
                 after.memory,
-                config.fine_tune,
+                config.fine_tune or 0,
+                config.private if experiment.layers.private else None,
             )
             seconds = record.seconds + time.perf_counter() - started
             record = replace(record, metrics=metrics, unmeasured=tuple(unmeasured), each=each, seconds=seconds)
@@ -183,7 +189,7 @@ def run(
 
     >>> run = fedstrata.run("quickstart", fedstrata.fedlayerwise(), rounds=5)  # doctest: +SKIP
     """
-    if isinstance(task, SeededTask):
+    if task is not None:
         what, task = with_task(what, task), task_without_recipe(task)
     recipe, given = resolved(what, algorithm, more, as_changes(settings), seed)
     where = Path(data) if data is not None else None
@@ -196,7 +202,7 @@ def _follow(run: Run, lines: Iterable[Line], on_round: Callable[[Line], None] | 
     with progress([run.recipe.training.rounds]) as bar:
         bar.begins(0, f"{run.recipe.label}, seed {run.recipe.seed}")
         for line in lines:
-            bar.reaches(line["round"])
+            bar.reaches(line)
             if on_round is not None:
                 on_round(line)
 

@@ -24,18 +24,17 @@ from safetensors.numpy import save
 from fedstrata.core import determinism
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.core.layers import Layers
-from fedstrata.core.memory import Versions
 from fedstrata.core.record import RoundRecord
 from fedstrata.core.state import ServerState
+from fedstrata.core.versions import Versions
 from fedstrata.recipes.schema import Recipe
 from fedstrata.runs import environment, formats
-from fedstrata.runs.directory import RunDirectory, digest, round_file, sha256
+from fedstrata.runs.directory import Checkpoint, RunDirectory, digest, round_file, sha256
 from fedstrata.runs.environment import differences
 from fedstrata.runs.files import TEMPORARY, WHILE_WRITING, Folder, locked, sync_folder
 from fedstrata.runs.formats import RUN_FORMAT, Line, damaged
 from fedstrata.runs.packs import MEMORY, Packs
 
-_KEPT_CHECKPOINTS = 2
 _PARTS = ("objective", "weighting", "server", "memory")
 
 
@@ -150,11 +149,11 @@ class RunWriter(RunDirectory):
         return Packs(self.files, str(self.id))
 
     def _forget_old_checkpoints(self) -> None:
-        rounds = self.rounds("checkpoints")
-        for round in rounds[:-_KEPT_CHECKPOINTS]:
+        rounds, keep = self.rounds("checkpoints"), self.recipe.record.keep_checkpoints
+        for round in rounds[:-keep]:
             self.files.remove(round_file("checkpoints", round))
         if self.files.has(MEMORY):
-            self.packs.forget({round: self._table(round) for round in rounds[-_KEPT_CHECKPOINTS:]})
+            self.packs.forget({round: self._table(round) for round in rounds[-keep:]})
 
     def _table(self, round: int) -> dict[str, torch.Tensor]:
         """The table of clients' memory that a checkpoint has; none, if it cannot be read."""
@@ -198,7 +197,15 @@ class RunWriter(RunDirectory):
 
 def last_state(directory: RunDirectory, layers: Layers | None = None) -> ServerState:
     """The state after the last checkpoint, checked, if they are given, against the model's layers."""
-    last = directory.last_checkpoint()
+    return _state(directory, directory.last_checkpoint(), layers)
+
+
+def state_after(directory: RunDirectory, layers: Layers, round: int) -> ServerState:
+    """The same after a round whose checkpoint is kept."""
+    return _state(directory, directory.checkpoint(round), layers)
+
+
+def _state(directory: RunDirectory, last: Checkpoint, layers: Layers | None) -> ServerState:
     path = directory.path / round_file("checkpoints", last.round)
     parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in _PARTS}
     try:

@@ -21,6 +21,7 @@ class RandomClients(SomeClients):
     """Everything comes from `n` random clients; by default a fifth of the round's."""
 
     decides: ClassVar[Literal["before"]] = "before"
+    sends: ClassVar[Literal["models"]] = "models"
 
     def draw(self, clients: int, layers: Layers, generator: np.random.Generator) -> Tensor:
         """The same n clients in every column."""

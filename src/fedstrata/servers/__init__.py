@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from fedstrata.core.axes import Adopt
+from fedstrata.servers.fedadagrad import FedAdagrad
+from fedstrata.servers.fedadam import FedAdam
+from fedstrata.servers.fedavgm import FedAvgM
+from fedstrata.servers.feddyn import FedDynStep
+from fedstrata.servers.fedyogi import FedYogi
 
 SERVERS = {
     "adopt": Adopt,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "feddyn": FedDynStep,
 }
 
-__all__ = ["SERVERS", "Adopt"]
+__all__ = ["SERVERS", "Adopt", "FedAdagrad", "FedAdam", "FedAvgM", "FedDynStep", "FedYogi"]

@@ -18,8 +18,10 @@ from fedstrata.registry import check_type, did_you_mean, find, import_object
 from fedstrata.tasks import datasets
 from fedstrata.tasks.augment import Operation, augmented
 from fedstrata.tasks.config import NODES, PYTHON_TASK, NodesConfig, TaskConfig
+from fedstrata.tasks.mapped import Mapped
 from fedstrata.tasks.models import MODELS
 from fedstrata.tasks.nodes import RemoteData
+from fedstrata.tasks.own_files import read_files
 from fedstrata.tasks.partitions import Partition, Scheme, held_out_sizes, split
 from fedstrata.tasks.task import Data, Samples, Task, as_data, rows_of
 from fedstrata.tasks.whole import Whole
@@ -62,7 +64,7 @@ class ClientShards(Sequence[Data]):
 class Given(TypedDict, total=False):
     """What Python may hand over itself in the place of what a recipe names."""
 
-    data: Callable[[], Whole]
+    data: Mapped
     partition: Scheme
     model: Callable[..., nn.Module]
     augment: Sequence[str | Operation]
@@ -146,6 +148,8 @@ def _users_task(config: TaskConfig, seed: int) -> Task:
 
 
 def _load(config: TaskConfig, seed: int, data: Path | None) -> Whole:
+    if config.files is not None:
+        return read_files(config.files, scale=config.inputs == "normalised")
     if ":" in config.dataset:
         try:
             with rng.global_scope(seed, "task"):

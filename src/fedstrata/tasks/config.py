@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedstrata.core.errors import require
 from fedstrata.tasks.augment import AUGMENTATIONS
+from fedstrata.tasks.parquet import LABEL
 from fedstrata.tasks.partitions import build_partition
 
 PYTHON_TASK = "python"
@@ -16,6 +18,12 @@ PYTHON_TASK = "python"
 
 NODES = "nodes"
 """What `task.dataset` says when each client's data is on its own node."""
+
+
+FILES = "files"
+"""What it says when each client has a file on this machine."""
+
+_PARTITION = {"name": "iid", "clients": 10}
 
 
 def _given(value: Any, field: str = "") -> Any:
@@ -67,6 +75,30 @@ class NodesConfig(BaseModel):
         return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
 
 
+class FilesConfig(BaseModel):
+    """The `[task.files]` table of a recipe: a file for each client, all of them on this machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    clients: str = Field(description="a pattern: hospitals/*.csv; each file, or folder, is a client's, by its name")
+    target: str = Field(LABEL, description="the column with the classes")
+    test: str | None = Field(None, description="a file with the server's evaluation set")
+    classes: list[str] | None = Field(None, description="their names; those that are in the files, if not given")
+    shape: list[int] | None = Field(None, description="of one input, where clients have folders: nodes.shape")
+
+    @field_validator("clients", "test")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())  # a run may be resumed from elsewhere
+
+    @model_validator(mode="after")
+    def _check(self) -> FilesConfig:
+        names = self.classes
+        require(names is None or len(set(names)) == len(names) >= 2, "classes", names, "must be two names or more")
+        require(self.shape is None or min(self.shape, default=0) >= 1, "shape", self.shape, "must be of numbers from 1")
+        return self
+
+
 class TaskConfig(BaseModel):
     """The `[task]` table of a recipe."""
 
@@ -74,14 +106,13 @@ class TaskConfig(BaseModel):
 
     dataset: str = Field(
         "mnist-mini",
-        description="a name; module:function giving ((x, y), (x, y)), train and test; or nodes, each client's own",
+        description="a name; module:function giving ((x, y), (x, y)), train and test; files; or nodes, each its own",
     )
     inputs: Literal["normalised", "unit"] = Field("normalised", description="images as (x − mean)/std, or in [0, 1]")
     validation: int = Field(0, ge=0, description="training samples set apart as an evaluation set")
-    partition: Options = Field(
-        default_factory=lambda: {"name": "iid", "clients": 10}, description="a name and its options"
-    )
+    partition: Options = Field(default_factory=lambda: dict(_PARTITION), description="a name and its options")
     nodes: NodesConfig | None = Field(None, description="what the clients' own data looks like, for dataset = nodes")
+    files: FilesConfig | None = Field(None, description="where the clients' files are, for dataset = files")
     augment: list[str] | None = Field(
         None, description="crop, flip, module:function: how images are changed at random in training"
     )
@@ -101,6 +132,10 @@ class TaskConfig(BaseModel):
         for name in self.augment or ():
             require(name in AUGMENTATIONS or ":" in name, "augment", name, f"is none of {', '.join(AUGMENTATIONS)}")
         require((self.dataset == NODES) == (self.nodes is not None), "nodes", self.nodes, "goes with dataset = 'nodes'")
+        require((self.dataset == FILES) == (self.files is not None), "files", self.files, "goes with dataset = 'files'")
+        if self.files is not None:
+            problem = "means nothing for dataset = 'files': every file is a client"
+            require(self.partition == _PARTITION, "partition", self.partition, problem)
         if self.nodes is not None:
             require(self.validation == 0, "validation", self.validation, "the server has no data of dataset = 'nodes'")
             for name, given in (("mean", self.nodes.mean), ("std", self.nodes.std)):

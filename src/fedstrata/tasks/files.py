@@ -73,10 +73,10 @@ def class_numbers(class_names: Sequence[str]) -> dict[str, int]:
     }
 
 
-def class_number(path: Path, row: int, label: str, number: Mapping[str, int]) -> int:
+def class_number(path: Path, row: int, label: str, number: Mapping[str, int], column: str = "label") -> int:
     """The class that a row's label names."""
     if label not in number:
-        raise DataError(f"{path}: label = {label[:50]!r} in row {row} is no class; there are: {', '.join(number)}")
+        raise DataError(f"{path}: {column} = {label[:50]!r} in row {row} is no class; there are: {', '.join(number)}")
     return number[label]
 
 

@@ -6,12 +6,9 @@ classes. Whatever does not fit is a `DataError` that names the file.
 
 from __future__ import annotations
 
-import csv
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +27,7 @@ from fedstrata.tasks.files import (
     read_idx,
     regular,
 )
-from fedstrata.tasks.parquet import LABEL
+from fedstrata.tasks.tables import Table, of_parquet, read_csv
 
 LAYOUTS = {
     "idx": "*images[-.]idx3-ubyte*",
@@ -86,7 +83,7 @@ def _parts(
             yield read_idx(images, _labels_of(images), _image_shape(images, shape, (1,)))[0]
     elif kind == "csv":
         for path in paths:
-            yield _csv_table(path, math.prod(shape), number)
+            yield _in_two(read_csv(path), math.prod(shape), number)
     else:
         for path in paths:
             table = parquet.read(path, LIMIT)
@@ -94,7 +91,7 @@ def _parts(
                 image = _image_shape(path, shape)
                 yield decode(in_table(path, table, number, LIMIT // math.prod(image)), image)[0]
             else:
-                yield _parquet_table(path, table, math.prod(shape), number)
+                yield _in_two(of_parquet(path, table), math.prod(shape), number)
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -134,61 +131,9 @@ def _intensities(folder: Path, inputs: np.ndarray, shape: Sequence[int]) -> np.n
     return inputs / np.float32(255) if high > 1 else inputs
 
 
-def _csv_table(path: Path, inputs: int, number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            columns = [name.strip() for name in next(csv.reader(file), [])]
-            label = _label(path, columns, inputs)
-            texts: list[str] = []
-
-            def set_aside(text: str) -> float:
-                texts.append(text.strip())
-                return 0.0
-
-            with warnings.catch_warnings(), np.errstate(over="ignore"):
-                warnings.simplefilter("ignore", UserWarning)  # a file without rows
-                table = np.loadtxt(
-                    file,
-                    np.float32,
-                    delimiter=",",
-                    quotechar='"',
-                    comments=None,
-                    ndmin=2,
-                    encoding=None,  # before NumPy 2, the converter would be given bytes
-                    converters={label: set_aside},
-                )
-        except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
-            raise DataError(f"{path}: {' '.join(str(error).split())}") from None
-    if table.size and table.shape[1] != len(columns):
-        raise DataError(f"{path}: rows of {table.shape[1]} columns under a header of {len(columns)}")
-    return _in_two(path, columns, table.reshape(-1, len(columns)), texts, number)
-
-
-def _parquet_table(path: Path, table: Any, inputs: int, number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    label = _label(path, table.column_names, inputs)
-    values = np.zeros((len(table), inputs + 1), np.float32)
-    for index, column in enumerate(table.columns):
-        if index != label:
-            values[:, index] = column
-    return _in_two(path, table.column_names, values, map(str, table[label]), number)
-
-
-def _in_two(
-    path: Path, columns: Sequence[str], table: np.ndarray, labels: Iterable[str], number: Mapping[str, int]
-) -> tuple[np.ndarray, np.ndarray]:
+def _in_two(table: Table, inputs: int, number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
     """A table's inputs and classes."""
-    numbers = [class_number(path, row, text, number) for row, text in enumerate(labels, 1)]
-    if not np.isfinite(table).all():
-        row, column = np.argwhere(~np.isfinite(table))[0]
-        raise DataError(f"{path}: {columns[column]} = {table[row, column]} in row {row + 1} is not finite")
-    return np.delete(table, columns.index(LABEL), axis=1), np.array(numbers, np.int64)
-
-
-def _label(path: Path, columns: Sequence[str], inputs: int) -> int:
-    """Which column has the classes."""
-    if columns.count(LABEL) != 1:
-        there = ", ".join(columns)[:100]
-        raise DataError(f"{path}: {columns.count(LABEL)} columns are called {LABEL}, expected 1; there are: {there}")
-    if len(columns) - 1 != inputs:
-        raise DataError(f"{path}: {len(columns) - 1} columns of inputs, expected {inputs}")
-    return columns.index(LABEL)
+    if len(table.columns) != inputs:
+        raise DataError(f"{table.path}: {len(table.columns)} columns of inputs, expected {inputs}")
+    numbers = [class_number(table.path, row, text, number) for row, text in enumerate(table.labels, 1)]
+    return table.inputs, np.array(numbers, np.int64)

@@ -28,7 +28,7 @@ _TABLE = 1
 """Where the child writes: the standard output's handle, as nobody reads it as text."""
 
 
-def read(path: Path, most: int) -> Any:
+def read(path: Path, most: int, label: str = LABEL) -> Any:
     """A pyarrow.Table that comes to at most so many bytes: columns image (files) and label, or float32 and label.
 
     A label is a number where the file has numbers, else text.
@@ -39,19 +39,19 @@ def read(path: Path, most: int) -> Any:
     except ImportError as error:
         raise MissingExtra("pyarrow and pillow", "data", "reading parquet") from error
     # Nothing is imported from the current directory (-P), and Ctrl-C is for the parent, which then ends the child.
-    command = [sys.executable, "-P", "-m", __name__, str(path), str(most)]
+    command = [sys.executable, "-P", "-m", __name__, str(path), str(most), label]
     with tempfile.TemporaryFile() as table:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=table, stderr=subprocess.PIPE, check=False, process_group=0
         )
         if done.returncode:
             reason = printable(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
-            expected = f"columns of images or numbers, and label, that come to at most {most:,} bytes"
+            expected = f"columns of images or numbers, and {label}, that come to at most {most:,} bytes"
             raise DataError(f"{path}: not parquet with {expected} ({reason or f'exit code {done.returncode}'})")
         return pyarrow.ipc.open_stream(pyarrow.memory_map(f"/dev/fd/{table.fileno()}")).read_all()
 
 
-def _unpack(path: str, most: int) -> None:
+def _unpack(path: str, most: int, label: str) -> None:
     """Write the table to the standard output, as Arrow's stream."""
     import resource
 
@@ -65,8 +65,8 @@ def _unpack(path: str, most: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (taken + most + SPARE,) * 2)
     file = parquet.ParquetFile(path, buffer_size=READ_AT_ONCE, pre_buffer=False)
     image = next(filter(file.schema_arrow.names.__contains__, IMAGES), None)
-    fields = [field for field in file.schema_arrow if image is None or field.name in (image, LABEL)]
-    schema = pyarrow.schema([_plain(field, image) for field in fields])
+    fields = [field for field in file.schema_arrow if image is None or field.name in (image, label)]
+    schema = pyarrow.schema([_plain(field, image, label) for field in fields])
     columns = None if image is None else [field.name for field in fields]
     with open(_TABLE, "wb") as table, pyarrow.ipc.new_stream(table, schema) as stream:
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
@@ -78,19 +78,19 @@ def _unpack(path: str, most: int) -> None:
             stream.write_batch(rows)
 
 
-def _plain(field: Any, image: str | None) -> Any:
+def _plain(field: Any, image: str | None, label: str) -> Any:
     """A column as it is handed over: images, labels or numbers, of a type that has no structure."""
     import pyarrow
     from pyarrow import types
 
     if field.name == image:
         return pyarrow.field(IMAGE, pyarrow.binary())
-    if field.name != LABEL:
+    if field.name != label:
         return pyarrow.field(field.name, pyarrow.float32())
     kind = field.type.value_type if types.is_dictionary(field.type) else field.type
     if types.is_integer(kind):
-        return pyarrow.field(LABEL, pyarrow.int64())
-    return pyarrow.field(LABEL, kind if types.is_floating(kind) or types.is_boolean(kind) else pyarrow.string())
+        return pyarrow.field(label, pyarrow.int64())
+    return pyarrow.field(label, kind if types.is_floating(kind) or types.is_boolean(kind) else pyarrow.string())
 
 
 def _cast(column: Any, kind: Any) -> Any:
@@ -107,4 +107,4 @@ def _cast(column: Any, kind: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _unpack(sys.argv[1], int(sys.argv[2]))
+    _unpack(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -13,15 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+import numpy as np
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata.core.errors import BadValue, RecipeError, require
 from fedstrata.registry import did_you_mean
 from fedstrata.tasks.augment import AUGMENTATIONS, Operation
 from fedstrata.tasks.builtin import Given, build_task, model_factory
-from fedstrata.tasks.config import PYTHON_TASK, TaskConfig
+from fedstrata.tasks.config import FILES, PYTHON_TASK, TaskConfig
+from fedstrata.tasks.mapped import Columns, Key, Mapped
+from fedstrata.tasks.metric import ACCURACY, Metric
 from fedstrata.tasks.models import MODELS
+from fedstrata.tasks.parquet import LABEL
 from fedstrata.tasks.partitions import PARTITIONS, Scheme
 from fedstrata.tasks.task import Task
 
@@ -58,7 +62,10 @@ class SeededTask:
     @property
     def has_test(self) -> bool:
         """Whether the server has a data set "test" to evaluate on."""
-        return self.table.nodes is None
+        data = self.given.get("data")
+        if data is not None:
+            return data.test is not None
+        return self.table.nodes is None and (self.table.files is None or self.table.files.test is not None)
 
     def build(self, seed: int = 0, held_out: float = 0.0, data: Path | None = None) -> Task:
         """The task of a run with this seed.
@@ -101,6 +108,84 @@ def cifar10(**options: Unpack[Options]) -> SeededTask:
 def mnist_mini(**options: Unpack[Options]) -> SeededTask:
     """A tenth of MNIST that comes with fedstrata: 8,000 + 2,000 images. The arguments are those of `mnist`."""
     return _seeded(options, dataset="mnist-mini")
+
+
+def from_dataset(
+    dataset: Any,
+    *,
+    model: Model,
+    inputs: Key | Sequence[Key] = 0,
+    targets: Key = 1,
+    partition_by: Key | Sequence[Any] | np.ndarray | None = None,
+    partition: Scheme | Mapping[str, Any] | None = None,
+    test: Any = None,
+    transform: Callable[[Any], Any] | None = None,
+    validation: int = 0,
+    augment: Sequence[str | Operation] = (),
+    loss: Callable[[Any, Any], Tensor] = nn.functional.cross_entropy,
+    metric: Metric = ACCURACY,
+    name: str = "dataset",
+) -> SeededTask:
+    """A Hugging Face `Dataset`, or whatever has a length and gives samples by number, such as torch's.
+
+    `inputs`, `targets`: columns by name, or places in a sample that is a tuple; several inputs become a dict. Images
+    become floats from 0 to 1, channels first; a target that is a text becomes the number of its class.
+    `partition_by`: the column, or an array, that says whose each sample is: every value is a client, by its name.
+    `partition`: or else how samples are drawn, one of `fedstrata.partitions`. `test`: another data set, with the same
+    columns, to evaluate on; without one, clients are evaluated on samples of their own. `transform`: what else is done
+    with a batch of inputs. What is too large to be kept in memory is read whenever it is trained on. The other
+    arguments are those of `mnist` and of `Task`.
+
+    >>> from fedstrata import tasks
+    >>> patients = [{"age": [0.1 * k], "ill": k % 2, "hospital": "north" if k < 4 else "south"} for k in range(10)]
+    >>> task = tasks.from_dataset(patients, inputs="age", targets="ill", partition_by="hospital", model="logreg")
+    >>> task.build().sizes().tolist()
+    [4, 6]
+    """
+    if (partition is None) == (partition_by is None):
+        problem = "must say who holds which samples" if partition is None else "and partition_by are two answers"
+        raise BadValue("partition", partition, f"{problem}: give partition_by or partition")
+    columns = inputs if isinstance(inputs, str | int) else tuple(inputs)
+    read = partial(Columns, inputs=columns, targets=targets, transform=transform)
+    whole = Mapped(
+        read(dataset, what="dataset"), None if test is None else read(test, what="test"), partition_by=partition_by
+    )
+    options: dict[str, Any] = {"model": model, "validation": validation, "augment": augment}
+    if partition is not None:
+        options["partition"] = partition
+    return _seeded(options, {"loss": loss, "metric": metric}, data=whole, dataset=name)
+
+
+def from_files(
+    clients: str,
+    *,
+    target: str = LABEL,
+    model: Model = "logreg",
+    test: str | None = None,
+    classes: Sequence[str] | None = None,
+    shape: Sequence[int] | None = None,
+    inputs: Literal["normalised", "unit"] = "normalised",
+    validation: int = 0,
+    augment: Sequence[str | Operation] | None = None,
+) -> SeededTask:
+    """A file for each client: `from_files("hospitals/*.csv", target="ill")`, by the names of the files.
+
+    `clients`: a pattern of CSV or parquet files with the same columns, all numbers but for the target; or of folders as
+    nodes have them. `target`: the column with the classes. `test`: such a file to evaluate on; without one, clients are
+    evaluated on samples of their own. `classes`: their names, if not those in the files. `shape`: that of an input,
+    where clients have folders. `inputs`: "normalised", each column, or channel, as (x − mean)/std over all clients, or
+    "unit", as they are. The other arguments are those of `mnist`.
+
+    >>> from fedstrata import tasks
+    >>> tasks.from_files("hospitals/*.csv", target="ill", model="mlp").config.files.target
+    'ill'
+    """
+    files = {"clients": clients, "target": target, "test": test, "classes": classes, "shape": shape}
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in files.items() if value}
+    options: dict[str, Any] = {"model": model, "inputs": inputs, "validation": validation}
+    if augment is not None:
+        options["augment"] = augment
+    return _seeded(options, dataset=FILES, files=given)
 
 
 def _seeded(options: Mapping[str, Any], changes: Mapping[str, Any] | None = None, **table: Any) -> SeededTask:

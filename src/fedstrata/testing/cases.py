@@ -133,12 +133,21 @@ def situations(layers: Layers) -> dict[str, Cohort]:
     }
 
 
-def history(layers: Layers) -> list[Cohort]:
-    """Four rounds: of five clients, of others with partial uploads, of two that did not move, and of one."""
+UPLOADS = ("models", "layers", "units")
+"""What clients send, from the coarsest to the finest."""
+
+
+def sends(one: Cohort) -> str:
+    """What the clients of a cohort sent."""
+    return "units" if one.units is not None else "models" if one.sent.all() else "layers"
+
+
+def history(layers: Layers, partial: bool = True) -> list[Cohort]:
+    """Four rounds: of five clients, of others with `partial` uploads, of two that did not move, and of one."""
     still = cohort(layers, 2, clients=[2, 7], round=3, scale=0.0)
     return [
         cohort(layers, 5, clients=[1, 2, 4, 7, 8]),
-        cohort(layers, 5, clients=[0, 2, 3, 4, 7], round=2, partial=True),
+        cohort(layers, 5, clients=[0, 2, 3, 4, 7], round=2, partial=partial),
         still,
         cohort(layers, 1, clients=[4], round=4),
     ]

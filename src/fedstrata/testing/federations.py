@@ -25,10 +25,11 @@ from fedstrata.clients.memory import First
 from fedstrata.core.axes import Remembers
 from fedstrata.core.errors import FedstrataError, MessageError
 from fedstrata.core.fit import Engine, fit
-from fedstrata.core.memory import Version, Versions
+from fedstrata.core.memory import Version
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
+from fedstrata.core.versions import Versions
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load as load_recipe

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstrata.core.axes import WithGain
 from fedstrata.core.layers import Layers
 from fedstrata.core.state import grown
-from fedstrata.testing.cases import CLIENTS, all_layers, history, situations
+from fedstrata.testing.cases import CLIENTS, all_layers
 from fedstrata.testing.report import Unmet, check, expect
 from fedstrata.testing.subject import Subject, kind_of, same
 
@@ -21,7 +21,7 @@ from fedstrata.testing.subject import Subject, kind_of, same
 def weights(subject: Subject) -> None:
     """Weights are float64 [K, L], finite and not negative, whatever the updates are and whoever sent what."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in subject.situations(layers).items():
             found, _ = subject.rule.weigh(one, subject.begin(layers).weighting)
             where = f"for {when} ({what})"
             shape = [len(one), len(layers)]
@@ -38,7 +38,7 @@ def weights(subject: Subject) -> None:
 def gain(subject: Subject) -> None:
     """A gain is a finite number ≥ 0 for each layer, [L], whatever the updates are and whoever sent what."""
     for what, layers in all_layers().items() if isinstance(subject.rule, WithGain) else ():
-        for when, one in situations(layers).items():
+        for when, one in subject.situations(layers).items():
             found = subject.rule.gain(one)
             where = f"for {when} ({what})"
             expect(list(found.shape) == [len(layers)], f"shape {list(found.shape)}, not {[len(layers)]}, {where}")
@@ -54,7 +54,7 @@ def _expect_all(fine: Tensor, values: Tensor, where: str) -> None:
 def model_has_its_form(subject: Subject) -> None:
     """The new model is finite, in the shape and dtype of the old one, whatever the updates are, whoever sent what."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in subject.situations(layers).items():
             before, after, _ = subject.first_round(one)
             where = f"for {when} ({what})"
             expect(after.shape == before.shape, f"shape {list(after.shape)}, not {list(before.shape)}, {where}")
@@ -67,7 +67,7 @@ STATEFUL = ("objective", "weighting", "server")
 
 def _states(subject: Subject) -> Iterator[tuple[str, Layers, list[Any]]]:
     for what, layers in all_layers().items():
-        yield what, layers, [getattr(state, subject.axis) for state, _ in subject.rounds(history(layers))]
+        yield what, layers, [getattr(state, subject.axis) for state, _ in subject.rounds(subject.history(layers))]
 
 
 @check(*STATEFUL)

@@ -18,8 +18,9 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import BadValue, UserError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import SCORE_DTYPE
+from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, conclude, initial_state
-from fedstrata.testing.cases import CLIENTS, history
+from fedstrata.testing.cases import CLIENTS, UPLOADS, history, sends, situations
 
 KINDS = {
     "objective": "an objective",
@@ -85,6 +86,19 @@ class Subject:
         """FedAvg with this rule in it."""
         return Algorithm(**{self.axis: self.rule if rule is None else rule})
 
+    def takes(self, cohort: Cohort) -> bool:
+        """Whether the rule can do with what these clients sent: a weighting says what it `compares`."""
+        compares = getattr(self.rule, "compares", UPLOADS[-1])
+        return UPLOADS.index(sends(cohort)) <= UPLOADS.index(compares)
+
+    def situations(self, layers: Layers) -> dict[str, Cohort]:
+        """Cohorts in situations that the rule must have an answer for."""
+        return {name: one for name, one in situations(layers).items() if self.takes(one)}
+
+    def history(self, layers: Layers) -> list[Cohort]:
+        """Several rounds, with partial uploads if the rule can do with them."""
+        return history(layers, partial=getattr(self.rule, "compares", UPLOADS[-1]) != UPLOADS[0])
+
     def attributes(self) -> dict[str, Any]:
         """What the object holds."""
         held = (
@@ -136,7 +150,7 @@ class Subject:
         asked = {"objective": subject._pulls, "selection": subject._choices}.get(self.axis)
         found = dict(asked(layers, given)) if asked else {}
         if self.axis != "selection":
-            for number, (state, weights) in enumerate(subject.rounds(history(layers), given)):
+            for number, (state, weights) in enumerate(subject.rounds(subject.history(layers), given)):
                 found |= {f"model {number}": state.model, f"weights {number}": weights}
                 found |= as_items(f"state {number}", getattr(state, self.axis, {}))
         return found, given
@@ -144,7 +158,7 @@ class Subject:
     def springs(self, layers: Layers) -> Iterator[tuple[str, Spring]]:
         """The objective's spring where training begins, and where the weights have moved."""
         state = self.begin(layers)
-        later = self.rounds(history(layers)[:1])[-1][0]
+        later = self.rounds(self.history(layers)[:1])[-1][0]
         away = torch.from_numpy(rng.generator(0, "away").normal(size=layers.numel)).to(layers.dtype)
         for when, server, moved in (
             ("where training begins", state, torch.zeros_like(away)),
@@ -163,13 +177,13 @@ class Subject:
             yield from as_items(when, spring.stiffness).items()
 
     def selection(self, count: int) -> Any:
-        """The selection for a round of so many clients; None if it refuses that many."""
-        rule = self.algorithm().selection
-        if (check := getattr(rule, "check_cohort", None)) is not None:
-            try:
-                check(count)
-            except UserError:
-                return None
+        """The selection for a round of so many clients; None if that many are refused."""
+        algorithm = self.algorithm()
+        try:
+            check_cohort(algorithm, count)
+        except UserError:
+            return None
+        rule = algorithm.selection
         for_cohort = getattr(rule, "for_cohort", None)
         return rule if for_cohort is None else for_cohort(count)
 

@@ -39,9 +39,9 @@ def on_both(path: Path, out: Path, algorithm: str | None = None, **settings: Any
     )
 
 
-IN_EVERY_WAY = ("fedldf", "neuron_pruning", "adaptive_mu")
-"""Scores and then layers, units of layers, and what a rule remembers. With all algorithms, runs over Flower's messages
-are compared in test_engine.py; here `make faults` does so."""
+IN_EVERY_WAY = ("fedldf", "neuron_pruning", "adaptive_mu", "scaffold")
+"""Scores and then layers, units of layers, what a rule remembers, what clients do. With all algorithms, runs over
+Flower's messages are compared in test_engine.py; here `make faults` does so."""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,8 @@ are compared in test_engine.py; here `make faults` does so."""
 def test_every_algorithm_ends_in_the_local_engines_run(
     algorithm: str, recipe: Callable[..., Path], tmp_path: Path, same_run: Same
 ) -> None:
-    flower, local = on_both(recipe({"evaluation.on": ["test", "clients"]}), tmp_path, algorithm)
+    path = recipe({"evaluation.on": ["test", "clients"], "evaluation.private": "initial"})
+    flower, local = on_both(path, tmp_path, algorithm)
     assert flower.summary() == local.summary()
     same_run(flower.path, local.path, recipe=False)
 

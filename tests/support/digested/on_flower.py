@@ -190,6 +190,17 @@ ALGORITHMS: dict[str, Any] = {
     "adaptive_mu": fedstrata.adaptive_mu(mu0=0.5),
     "fedlap": fedstrata.fedlap(),
     "fedlap-through": fedstrata.fedlap(through=True),
+    "fedavgm": fedstrata.fedavgm(),
+    "fedadagrad": fedstrata.fedadagrad(),
+    "fedadam": fedstrata.fedadam(),
+    "fedyogi": fedstrata.fedyogi(),
+    "fedexp": fedstrata.fedexp(),
+    "ida": fedstrata.ida(),
+    "krum": fedstrata.krum(),
+    "multi_krum": fedstrata.multi_krum(),
+    "norm_bounding": fedstrata.norm_bounding(),
+    "median": fedstrata.median(),
+    "trimmed_mean": fedstrata.trimmed_mean(),
     "mixed": fedstrata.Algorithm(
         fedstrata.fedlap(q=0.9).objective, fedstrata.fedldf(n=3).selection, fedstrata.fedlayerwise().weighting
     ),

@@ -55,6 +55,18 @@ NAMED: dict[str, Any] = {
     "neuron_pruning": "neuron_pruning:share=0.4",
     "adaptive_mu": "adaptive_mu:mu0=0.4",
     "fedlap": "fedlap",
+    "fedavgm": "fedavgm:beta=0.7",
+    "fedadagrad": "fedadagrad:lr=0.05",
+    "fedadam": "fedadam:lr=0.05",
+    "fedyogi": "fedyogi:lr=0.05",
+    "fednova": "fednova",
+    "fedexp": "fedexp",
+    "ida": "ida",
+    "krum": "krum",
+    "multi_krum": "multi_krum:keep=2",
+    "norm_bounding": "norm_bounding:bound=0.3",
+    "median": "median",
+    "trimmed_mean": "trimmed_mean:trim=0.3",
 }
 OBJECTIVES: dict[str, Any] = {"plain": {}, "fedprox": {"mu": 0.3}, "adaptive_mu": {"mu0": 0.4}, "fedlap": {"q": 0.7}}
 SELECTIONS: dict[str, Any] = {
@@ -65,6 +77,9 @@ SELECTIONS: dict[str, Any] = {
     "neuron_pruning": {"share": 0.4},
 }
 WEIGHTINGS: dict[str, Any] = {"sample_size": {}, "uniform": {}, "fedadp": {}, "fedlayerwise": {"alpha": 3.0}}
+MORE_WEIGHTINGS: dict[str, Any] = {"fednova": {}, "fedexp": {}, "ida": {}, "krum": {}, "multi_krum": {"byzantine": 0}}
+SERVERS: dict[str, Any] = {"adopt": {}, "fedavgm": {}, "fedadagrad": {}, "fedadam": {}, "fedyogi": {}}
+COMBINATIONS: dict[str, Any] = {"mean": {}, "median": {}, "trimmed_mean": {"trim": 0.4}, "norm_bounding": {}}
 IN_ONE_STEP: dict[str, Any] = {"objective": {"name": "fedlap"}, "weighting": {"name": "fedlayerwise"}}
 MIXED: dict[str, Any] = {**IN_ONE_STEP, "selection": {"name": "fedldf", "n": 3}}
 CHOSEN: dict[str, Any] = {
@@ -115,6 +130,13 @@ for objective, selection, weighting in itertools.product(OBJECTIVES, SELECTIONS,
     add(name, axes, HARD)
     if (objective, weighting) in (("fedlap", "fedadp"), ("adaptive_mu", "fedlayerwise")):
         add(f"{name}/groupnorm", axes, HARD, MODELS["groupnorm"])
+
+for kind, rules in {"weighting": MORE_WEIGHTINGS, "server": SERVERS, "combine": COMBINATIONS}.items():
+    for rule, selection in itertools.product(rules, ("random_clients", "random_layers", "neuron_pruning")):
+        if kind == "weighting" and selection != "random_clients":
+            continue
+        axes = {"selection": {"name": selection, **SELECTIONS[selection]}, kind: {"name": rule, **rules[rule]}}
+        add(f"server/{rule}+{selection}", axes, HARD, MODELS["batchnorm"], STRAGGLERS)
 
 for options in (
     "fedprox:mu=2.0",

@@ -42,6 +42,16 @@ _MOST_METRICS = 100
 
 _HEADER: dict[str, type] = {"schema": int, "kind": str, "round": int, "attempt": int, "client": int}
 
+_OPTIONAL: dict[str, type] = {
+    "mask": bytes,
+    "base_round": int,
+    "base_attempt": int,
+    "since": int,
+    "run": str,
+    "afresh": bool,
+    "fine_tune": int,
+}
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -82,6 +92,10 @@ def encode_model(model: Tensor, layers: Layers) -> ArrayRecord:
 def encode_order(order: Order, layers: Layers, model: ArrayRecord | None = None) -> RecordDict:
     """An order to a client; `model`, if given, is `encode_model` of the order's."""
     control = _header(order) | {"answer": order.answer, "work": order.work, "metric": order.metric}
+    if order.base is not None:
+        control |= {"base_round": order.base[0], "base_attempt": order.base[1]}
+    optional = {"since": order.since, "run": order.run, "afresh": order.afresh, "fine_tune": order.fine_tune}
+    control |= {name: value for name, value in optional.items() if value}
     if order.mask is not None:
         control["mask"] = np.packbits(order.mask.numpy()).tobytes()
     records: dict[str, Any] = {"order": ConfigRecord(control)}
@@ -95,7 +109,7 @@ def encode_order(order: Order, layers: Layers, model: ArrayRecord | None = None)
 def decode_order(content: RecordDict, layers: Layers) -> Order:
     """An order from the server."""
     records = _records(content, {"order": ConfigRecord}, {"model": ArrayRecord, "state": ArrayRecord})
-    control = _values(records["order"], _HEADER | {"answer": str, "work": int, "metric": str}, {"mask": bytes})
+    control = _values(records["order"], _HEADER | {"answer": str, "work": int, "metric": str}, _OPTIONAL)
     kind, answer = control["kind"], control["answer"]
     _require(kind in get_args(Kind), f"kind = {kind[:50]!r} is none of {', '.join(get_args(Kind))}")
     _require(answer in get_args(Wanted), f"answer = {answer[:50]!r} is none of {', '.join(get_args(Wanted))}")
@@ -105,6 +119,9 @@ def decode_order(content: RecordDict, layers: Layers) -> Order:
         _require(set(records["model"]) == set(layers.names), "model has other layers than this client's")
         model = _layers(records["model"], layers)
     _require((model is None) == (kind == "upload"), f"model is {'missing' if model is None else 'not expected'}")
+    _require(("base_round" in control) == ("base_attempt" in control), "base has only one of round and attempt")
+    for name in ("base_round", "base_attempt", "since", "fine_tune"):
+        _require(control.get(name, 0) >= 0, f"{name} = {control.get(name)}, must not be negative")
     mask = _unpacked(control["mask"], len(layers)) if "mask" in control else None
     return Order(
         kind,
@@ -117,6 +134,11 @@ def decode_order(content: RecordDict, layers: Layers) -> Order:
         mask=mask,
         work=control["work"],
         metric=control["metric"],
+        base=(control["base_round"], control["base_attempt"]) if "base_round" in control else None,
+        since=control.get("since", 0),
+        run=control.get("run", ""),
+        afresh=control.get("afresh", False),
+        fine_tune=control.get("fine_tune", 0),
     )
 
 

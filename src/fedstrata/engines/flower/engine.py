@@ -62,6 +62,8 @@ class FlowerEngine:
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.held_out_sizes = np.zeros(clients, dtype=np.int64)
         self._grid, self._timeout, self._poll, self._check = grid, timeout, poll, check
+        self.run, self.afresh = "", False
+        """Which run the clients' memory belongs to; and whether who lost it starts afresh."""
         self._simulated = simulated
         self._layers, self._agreement = setup.layers, agreement
         self._metric = setup.task.metric.name
@@ -86,7 +88,9 @@ class FlowerEngine:
         waiting: dict[str, Order] = {}
         unsent = []
         for order in remote:
-            named = replace(order, metric=self._metric) if order.kind == "evaluate" else order
+            named = replace(order, run=self.run, afresh=self.afresh) if self._server.remembers else order
+            if order.kind == "evaluate":
+                named = replace(named, metric=self._metric)
             content = encode_order(named, self._layers, model if order.model is remote[0].model else None)
             node = holders.get(order.client)
             message = None if node is None else self._push(node, MESSAGE_TYPES[order.kind], content, self._timeout)

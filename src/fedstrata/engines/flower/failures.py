@@ -19,10 +19,13 @@ from typing import Literal, get_args
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedstrata.core import errors
-from fedstrata.core.errors import FedstrataError, MessageError, printable
+from fedstrata.core.errors import FedstrataError, MemoryLost, MessageError, printable
 
 FAILURE = "failure"
 """The record of a node that failed; there is no other in its message."""
+
+_MOST_TAGS = 10
+"""Of how many versions of its memory a node tells."""
 
 Kind = Literal[
     "installation",
@@ -33,6 +36,7 @@ Kind = Literal[
     "late",
     "work",
     "metric",
+    "memory",
     "training",
     "upload",
     "evaluation",
@@ -49,6 +53,7 @@ _SENTENCES: dict[Kind, str] = {
     "late": "a later round or attempt has begun there",
     "work": "the order is for more work than its recipe has",
     "metric": "its metric has another name than the server's",
+    "memory": "it does not have what its client is to remember",
     "training": "it cannot train",
     "upload": "it has no such update, or cannot upload it",
     "evaluation": "it cannot evaluate the model",
@@ -109,6 +114,8 @@ def ends_this_process(error: BaseException) -> bool:
 def tell(failed: Failed, message: Message, context: Context, in_full: bool) -> RecordDict:
     """The failure as it leaves the node. What happened goes along `in_full`, or else to the node's own log."""
     record = ConfigRecord({"kind": failed.kind, "type": type_name(failed.error)})
+    if isinstance(failed.error, MemoryLost):
+        record["there"] = [number for tag in failed.error.there[-_MOST_TAGS:] for number in tag]
     with suppress(Exception):  # an exception of a user's own may raise another one when it is printed
         if in_full:
             from fedstrata.clients.client import reason
@@ -156,7 +163,16 @@ def read(content: RecordDict, simulated: bool = False) -> None:
     record = content[FAILURE]
     said = dict(record) if isinstance(record, ConfigRecord) else {}
     text = said.pop("text", "") if simulated else ""
-    kind, type_ = said.get("kind"), said.get("type")
+    kind, type_, there = said.get("kind"), said.get("type"), said.pop("there", None)
+    has = _told(there) if kind == "memory" and there is not None else ""
     if len(content) > 1 or len(said) != 2 or kind not in KINDS or not isinstance(type_, str) or type_ not in TYPES:
         raise MessageError("says that it failed, in words that are not fedstrata's")
-    raise NodeFailed(printable(str(text)) or f"{_SENTENCES[kind]} ({type_}); its own log says more")
+    raise NodeFailed(printable(str(text)) or f"{_SENTENCES[kind]} ({type_}){has}; its own log says more")
+
+
+def _told(there: object) -> str:
+    """Which versions a node has."""
+    numbers = there if isinstance(there, list) and all(type(number) is int for number in there) else []
+    pairs = zip(numbers[0::2], numbers[1::2], strict=False)
+    known = ", ".join(f"round {round}, attempt {attempt}" for round, attempt in pairs)
+    return f"; it has {f'that of {known[:500]}' if known else 'none'}"

@@ -12,6 +12,7 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1   # nothing is installed when a run begins
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 export FEDSTRATA_FLOWER_RECIPE="$PWD/recipe.toml"
+export FEDSTRATA_FLOWER_MEMORY="$PWD/memory"   # what this client remembers between rounds; it never leaves
 umask 077
 mkdir -p "$FLWR_HOME"
 python -m fedstrata flower check . || exit 2

@@ -1,0 +1,85 @@
+"""What a node remembers: files by run and client, and which of them it may forget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstrata.core.errors import MemoryLost, MessageError
+from fedstrata.core.messages import Order
+from fedstrata.nodes.memory import NodeMemory
+
+RUN = "0123abcd"
+
+
+def order(round: int, attempt: int = 0, base: tuple[int, int] | None = None, since: int = 0) -> Order:
+    return Order("train", round, attempt, 3, base=base, since=since)
+
+
+def version(value: float) -> dict[str, torch.Tensor]:
+    return {"c": torch.full((2,), value), "private": torch.tensor([value], dtype=torch.float64)}
+
+
+def test_a_version_is_there_for_another_process(tmp_path: Path) -> None:
+    NodeMemory(tmp_path, RUN, 3).put(order(1), version(1.5))
+    found = NodeMemory(tmp_path, RUN, 3).of(order(2, base=(1, 0)))
+    assert {name: value.tolist() for name, value in found.items()} == {"c": [1.5, 1.5], "private": [1.5]}
+    assert [file.name for file in tmp_path.rglob("*.safetensors")] == ["1.0.safetensors"]
+
+
+def test_what_is_missing_says_what_is_there(tmp_path: Path) -> None:
+    memory = NodeMemory(tmp_path, RUN, 3)
+    with pytest.raises(MemoryLost, match="client 3 has no memory of round 4, attempt 1; it has none at all"):
+        memory.of(order(5, base=(4, 1)))
+    memory.put(order(2), version(1))
+    memory.put(order(4, base=(2, 0)), version(2))
+    said = "client 3 has no memory of round 4, attempt 1; it has that of round 2, attempt 0, round 4, attempt 0"
+    with pytest.raises(MemoryLost, match=said):
+        memory.of(order(5, base=(4, 1)))
+    with pytest.raises(MemoryLost):
+        NodeMemory(tmp_path, "ffff", 3).of(order(5, base=(4, 0)))
+
+
+@pytest.mark.parametrize("run", ["", "../up", "a/b", "ABC", "a" * 65])
+def test_a_run_is_no_path(tmp_path: Path, run: str) -> None:
+    with pytest.raises(MessageError, match="which run"):
+        NodeMemory(tmp_path, run, 3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_server_may_come_back_to_is_kept(tmp_path: Path) -> None:
+    """Accepted in rounds 1, 3 and 5, tried in vain in 2 and 4; checkpoints of rounds 2, 4 and 6, of which two are kept.
+
+    In round 7 the server may come back to round 4, in which it named 3; so 3 and 5 are needed, and 1 is not.
+    """
+    memory = NodeMemory(tmp_path, RUN, 3)
+    memory.put(order(1), version(1))
+    memory.put(order(2, base=(1, 0)), version(2))
+    memory.put(order(3, 0, base=(1, 0)), version(3))
+    memory.put(order(3, 1, base=(1, 0)), version(3))
+    memory.put(order(4, base=(3, 1), since=0), version(4))
+    assert memory.tags() == [(1, 0), (3, 1), (4, 0)]
+    memory.put(order(5, base=(3, 1), since=2), version(5))
+    assert memory.tags() == [(1, 0), (3, 1), (5, 0)]
+    memory.put(order(7, base=(5, 0), since=4), version(7))
+    assert memory.tags() == [(3, 1), (5, 0), (7, 0)]
+
+
+def test_a_server_that_came_back_finds_what_it_names(tmp_path: Path) -> None:
+    """Killed in round 6, it goes on from round 4's checkpoint and names 3; later ones stay meanwhile."""
+    memory = NodeMemory(tmp_path, RUN, 3)
+    memory.put(order(3), version(3))
+    memory.put(order(5, base=(3, 0), since=2), version(5))
+    memory.put(order(6, base=(5, 0), since=2), version(6))
+    assert memory.of(order(5, base=(3, 0)))["c"].tolist() == [3, 3]
+    memory.put(order(5, base=(3, 0), since=2), version(50))
+    assert memory.of(order(6, base=(5, 0)))["c"].tolist() == [50, 50]
+
+
+def test_a_torn_file_is_none(tmp_path: Path) -> None:
+    memory = NodeMemory(tmp_path, RUN, 3)
+    memory.put(order(1), version(1))
+    (tmp_path / RUN / "3" / "2.0.safetensors.partial").write_bytes(b"half")
+    assert memory.tags() == [(1, 0)]
