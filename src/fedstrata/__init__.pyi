@@ -1,3 +1,4 @@
+from . import plots as plots
 from . import tasks as tasks
 from ._version import __version__ as __version__
 from .algorithms import adaptive_mu as adaptive_mu

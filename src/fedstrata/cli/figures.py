@@ -47,6 +47,8 @@ def figures_command(
         say(f"wrote {out / name}")
     for kind in wanted or KINDS:
         runs = sources if kind in OVER_SEEDS else shown
+        if kind == "probe":
+            runs = [source for source in runs if source.run.probes()]
         if wanted is None and (not runs or (kind == "differences" and len(arms) < 2)):
             continue
         chart = draw(kind, [source.run for source in runs])

@@ -40,6 +40,7 @@ __all__ = [
     "layers",
     "model",
     "participation",
+    "probe",
     "save",
     "upload",
 ]
@@ -246,6 +247,23 @@ def participation(runs: Runs) -> Chart:
     )
 
 
+def probe(runs: Runs, round: int | None = None) -> Chart:
+    """Who harms in a round that was probed (the last of them): clients × layers."""
+    charts = definitions()
+
+    def read(source: Source) -> Table:
+        probed = source.run.probes()
+        if round is None and not probed:
+            raise UserError(f"{source.run.path}: no round was probed; see fedstrata probe")
+        return tables.probe(source, round or probed[-1])
+
+    def drawn(at: int, source: Source, table: Table) -> Any:
+        scale = tables.around_nothing(table.numbers("value"))
+        return charts.probe(charts.inline(table), len(set(table.columns["client"])), scale)
+
+    return _beside(runs, None, read, drawn)
+
+
 def bytes_by_layer(runs: Runs, direction: str = "up", so_far: bool = False) -> Chart:
     """What travelled of each layer, "up" or "down", in each round or so far."""
     charts = definitions()
@@ -271,6 +289,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "client-layers": client_layers,
     "participation": participation,
     "bytes": bytes_by_layer,
+    "probe": probe,
 }
 """The pictures by name: what `run.plot(kind)` and `fedstrata figures` draw."""
 

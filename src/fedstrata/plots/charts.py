@@ -12,7 +12,7 @@ from typing import Any
 
 import altair as alt
 
-from fedstrata.plots.quantities import Quantity
+from fedstrata.plots.quantities import HARM, Quantity
 from fedstrata.plots.tables import OUTCOMES, Scale, Table
 
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
@@ -272,6 +272,15 @@ def in_a_round(
         .properties(width=width, height=_rows(clients), view=alt.ViewBackground(style="cells"))
     )
     return chart
+
+
+def probe(data: Data, rows: int, scale: Scale, width: int | str = WIDTH) -> Chart:
+    """Who harms in a round: clients × layers; red harms, blue helps."""
+    chart: Any = in_a_round(data, rows, HARM, scale, width)
+    colour = alt.Scale(scheme="redblue", reverse=True, domain=[alt.ExprRef("low"), alt.ExprRef("high")], nice=False)
+    legend = alt.Legend(title=HARM.title, orient="top", gradientLength=220, format=".2~g", titleOrient="left")
+    probed: Chart = chart.encode(color=alt.Color("value:Q", scale=colour, legend=legend))
+    return probed
 
 
 def model(

@@ -103,5 +103,13 @@ _OF_CLIENTS = (
     ),
 )
 
+HARM = Quantity(
+    "harm",
+    "harm to the loss",
+    "how much lower the loss would be without the client's update of the layer; below 0, it helps.",
+    linear=True,
+)
+"""What a probe has found."""
+
 OF_CLIENTS = {quantity.name: quantity for quantity in _OF_CLIENTS}
 """One number per client and round."""

@@ -441,6 +441,32 @@ def _extra(line: Line, name: str) -> float:
     return float(line["bytes"]["feedback"] if name == "feedback" else line["bytes"]["control"])
 
 
+# --- who harms -------------------------------------------------------------------------------------------------------
+
+ALL_LAYERS, ALL_CLIENTS = "(all its layers)", "(all clients)"
+
+
+def probe(source: Source, round: int) -> Table:
+    """Clients × layers, with all layers of a client and all clients of a layer: how much lower the loss would be."""
+    found = source.run.probe(round)
+    clients = list(map(str, found.clients.tolist()))
+    rows = np.vstack([np.append(found.layer_harm, np.nan), np.column_stack([found.cell_harm, found.harm])])
+    names = [*found.layers, ALL_LAYERS]
+    return Table(
+        {
+            "client": [client for client in (ALL_CLIENTS, *clients) for _ in names],
+            "layer": names * (len(clients) + 1),
+            "value": rows.ravel(),
+        }
+    )
+
+
+def around_nothing(values: np.ndarray) -> Scale:
+    """A scale with 0 in its middle."""
+    most = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0)) or 1.0
+    return Scale(-most, most)
+
+
 # --- one line per client ---------------------------------------------------------------------------------------------
 
 

@@ -290,7 +290,7 @@
       title.hidden = !title.textContent;
       const found = (await part(resolved(block.part)))?.findings ?? [];
       const shown = ({ kind, text, layer }) => make("li", { class: kind }, text, page.arms[0].layers.includes(layer) ? [" ", button("show", `show ${layer}`, () => { choose("layer", String(page.arms[0].layers.indexOf(layer))); document.getElementById("clients")?.scrollIntoView(); })] : []);
-      list.replaceChildren(...(found.length ? found.map(shown) : [make("li", { class: "quiet" }, "Nothing stands out.")]));
+      list.replaceChildren(...(found.length ? found.map(shown) : [make("li", { class: "quiet" }, "Nothing.")]));
     } };
   }
 

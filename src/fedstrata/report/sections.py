@@ -14,11 +14,12 @@ from fedstrata.plots.quantities import LAYERED, OF_CLIENTS
 Section = dict[str, Any]
 
 
-def sections(arms: Sequence[Arm], labels: Sequence[str], quantities: Sequence[str]) -> list[Section]:
+def sections(arms: Sequence[Arm], labels: Sequence[str], quantities: Sequence[str], probed: bool) -> list[Section]:
     """Every section, from what matters first to what is looked up."""
     found = [_stands_out(arms), _overview(arms, labels)]
     if quantities:
         found += [_layers(arms, quantities), _clients(arms, quantities), _compare(arms)]
+        found += [_probe()] if probed else []
     else:
         nothing = "Nothing is known per layer: record.layers was off, or no round is done yet."
         found.append(_section("layers", "Layers", nothing, []))
@@ -130,6 +131,18 @@ def _compare(arms: Sequence[Arm]) -> Section:
         "Clients × layers in two rounds, of one run or of two, on one scale. The quantity is the one chosen for layers."
     )
     return _section("compare", "Compare two", about, blocks, choices)
+
+
+def _probe() -> Section:
+    about = (
+        "A round computed again without each client, each layer, and each layer of each client: how much lower the "
+        "loss would be. Red harms, blue helps."
+    )
+    blocks = [
+        _block("findings", "probed/{run:arm}"),
+        _block("picture", "probe/{run:arm}", "Harm to the loss", wide=True),
+    ]
+    return _section("probe", "Who harms", about, blocks)
 
 
 def _bytes(arms: Sequence[Arm]) -> Section:

@@ -125,6 +125,8 @@ class View:
             for name in OF_CLIENTS:
                 yield from (f"{kind}/{at}/{name}" for kind in ("person", "clients", "client-lines"))
             yield from (f"outcomes/{at}", f"participation/{at}")
+            if source.run.probes():
+                yield from (f"probed/{at}", f"harm/{at}", f"probe/{at}")
 
     def part(self, name: str) -> Part:
         """One of them, as the page takes it."""
@@ -317,6 +319,26 @@ class View:
     def _part_participation(self, run: str) -> Part:
         return _picture(_drawn("participation", self._people(int(run)), "container"), f"outcomes/{run}")
 
+    # --- who harms ----------------------------------------------------------------------------------------------
+
+    def _part_probed(self, run: str) -> Part:
+        source = self.runs[int(run)]
+        last = source.run.probes()[-1:]
+        return {"findings": [{"kind": "probe", "text": text} for r in last for text in source.run.probe(r).sentences()]}
+
+    def _harm(self, run: str) -> Table:
+        source = self.runs[int(run)]
+        return tables.probe(source, source.run.probes()[-1])
+
+    def _part_harm(self, run: str) -> Part:
+        return packed(self._harm(run))
+
+    def _part_probe(self, run: str) -> Part:
+        table = self._harm(run)
+        scale = tables.around_nothing(table.numbers("value"))
+        rows = len(set(table.columns["client"]))
+        return _picture(_drawn("probe", rows, scale, "container"), f"harm/{run}", scale)
+
     # --- bytes --------------------------------------------------------------------------------------------------
 
     def _part_sent(self, run: str, way: str) -> Part:
@@ -360,7 +382,7 @@ class View:
             ],
             "seeds": [str(seed) for seed in self.seeds],
             "rounds": [self.rounds(source) if source.recorded else [] for source in self.runs],
-            "sections": sections(self.arms, self.labels, self.quantities),
+            "sections": sections(self.arms, self.labels, self.quantities, any(one.run.probes() for one in self.runs)),
             "styles": {"day": DAY, "night": NIGHT},
         }
 

@@ -126,13 +126,8 @@ def notices(arms: Sequence[Arm], left_out: Sequence[str], summarised: bool, ever
 
 def findings(source: Source) -> list[dict[str, Any]]:
     """What stands out in a run: kind and sentence, and the client and layer to look at."""
-    find = getattr(source.run, "findings", None)
-    if find is None or not source.history:
-        return []
-    return [
-        {"kind": one.kind, "text": one.sentence, "client": one.client, "layer": one.layer, "reason": one.reason}
-        for one in find()
-    ]
+    found = source.run.findings(source.history)
+    return [{"kind": one.kind, "text": one.sentence, "client": one.client, "layer": one.layer} for one in found]
 
 
 # --- layers and clients ----------------------------------------------------------------------------------------------
