@@ -68,14 +68,18 @@ def order_of_clients(subject: Subject) -> None:
     """Nothing depends on the order in which the clients come: what belongs to a client goes by `cohort.clients`."""
     for what, layers in all_layers().items():
         straight = subject.rounds(subject.history(layers))
-        turned = subject.rounds([chosen(one, _turned(len(one))) for one in subject.history(layers)])
+        turned = subject.rounds([chosen(one, _turned(one)) for one in subject.history(layers)])
         for number, ((state, _), (other, _)) in enumerate(zip(straight, turned, strict=True)):
-            away = apart(other.model, state.model)
-            expect(away < NEAR, f"another model after round {number}, by {away:.3g} of its size ({what})")
+            first = straight[0][0].model
+            away = apart(other.model - first, state.model - first)
+            expect(away < NEAR, f"another model after round {number}, by {away:.3g} of the way to it ({what})")
 
 
-def _turned(count: int) -> list[int]:
-    return [*range(1, count), 0]
+def _turned(one: Cohort) -> list[int]:
+    """Another order in each round, so that nothing goes by position in one and comes back by position in the next."""
+    rows = list(range(len(one)))
+    by = one.round % len(rows)
+    return rows[by:] + rows[:by]
 
 
 @check("weighting", "combine")
@@ -84,10 +88,10 @@ def who_sent_nothing_does_not_count(subject: Subject) -> None:
     for what, layers in all_layers().items():
         silent = (cohort(layers, 5, partial=True), cohort(layers, 5, units=True), _with_silent(layers))
         for one in filter(subject.takes, silent):
-            with_it = subject.first_round(one)[1]
-            without = subject.first_round(chosen(one, range(1, len(one))))[1]
-            away = apart(with_it, without)
-            expect(away < NEAR, f"another model, by {away:.3g} of its size ({what}); look at `cohort.sent`")
+            first, with_it, _ = subject.first_round(one)
+            _, without, _ = subject.first_round(chosen(one, range(1, len(one))))
+            away = apart(with_it - first, without - first)
+            expect(away < NEAR, f"another model, by {away:.3g} of the way to it ({what}); look at `cohort.sent`")
 
 
 def _with_silent(layers: Layers) -> Cohort:

@@ -163,4 +163,5 @@ def federation(clients: int = 5) -> Task:
         return torch.from_numpy(pixels).float(), torch.from_numpy(labels)
 
     shards = [images(4 + 3 * (at % 4), at) for at in range(clients)]
-    return Task(model=Net, clients=shards, evaluation={"test": images(10, 0)}, name="check_rule")
+    held_out = [images(2, at) for at in range(clients)]
+    return Task(Net, shards, evaluation={"test": images(10, 0)}, held_out=held_out, name="check_rule")

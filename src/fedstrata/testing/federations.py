@@ -25,7 +25,7 @@ from fedstrata.clients.memory import First
 from fedstrata.core.axes import Remembers
 from fedstrata.core.errors import FedstrataError, MessageError
 from fedstrata.core.fit import Engine, fit
-from fedstrata.core.memory import Version
+from fedstrata.core.memory import PRIVATE
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
@@ -126,14 +126,14 @@ def memory(subject: Subject) -> None:
     given = Given()
     update = 0.1 * torch.ones_like(state.model)
     order = Order("train", 1, 0, 0, model=state.model, objective_state=state.objective)
-    before: Version = first.memory
+    before, tail = first.memory, first.memory.get(PRIVATE, torch.zeros(0))
     for number in range(1, 3):
         given.note(memory=before, update=update, model=state.model, state=state.objective)
         force = subject.rule.force(before, state.objective, experiment.layers)
         if force is not None:
             expect(kind_of(force) == kind_of(state.model), f"a force of {kind_of(force)}, not {kind_of(state.model)}")
             expect(force.isfinite().all(), "a force with NaN or infinity")
-        _, after = first.after(order, before, update, torch.zeros(0), state.model + update, number)
+        _, after = first.after(order, before, update, tail, torch.cat([state.model + update, tail]), number)
         expect(not given.changed(), f"{', '.join(given.changed())} changed in place")
         kinds, wanted = ({name: kind_of(value) for name, value in found.items()} for found in (after, first.memory))
         expect(kinds == wanted, f"{kinds} after {number} rounds, at first {wanted}")

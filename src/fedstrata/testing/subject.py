@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstrata.clients.training import Spring
 from fedstrata.core import rng
-from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, State, Tensors
+from fedstrata.core.axes import Algorithm, MovesSome, SelectsAfterScores, SelectsBefore, State, Tensors
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import BadValue, UserError
 from fedstrata.core.layers import Layers
@@ -83,8 +83,9 @@ class Subject:
         return copy.deepcopy(self._untouched)
 
     def algorithm(self, rule: Any = None) -> Algorithm:
-        """FedAvg with this rule in it."""
-        return Algorithm(**{self.axis: self.rule if rule is None else rule})
+        """FedAvg with this rule in it; with private layers, if epochs move these or the others."""
+        private = ("head.*",) if isinstance(self.rule, MovesSome) else ()
+        return Algorithm(**{self.axis: self.rule if rule is None else rule}, private=private)
 
     def takes(self, cohort: Cohort) -> bool:
         """Whether the rule can do with what these clients sent: a weighting says what it `compares`."""
