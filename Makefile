@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo demo-flower test test-deployment faults coverage check page bench bench-quick format clean
+.PHONY: help install demo demo-flower test test-deployment test-wheel test-lowest faults coverage check page bench bench-quick format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,17 @@ test: $(STAMP)  ## all tests but those of test-deployment
 
 test-deployment: $(STAMP)  ## tests that start Flower's own processes; FLOWER_EXAMPLES=DIR adds Flower's quickstart
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not campaign"
+
+test-wheel: $(STAMP)  ## the wheel in an empty environment outside the clone: the demo and the four ways in
+	$(BIN)/python scripts/check_wheel.py
+
+LOWEST := .venv-lowest
+
+test-lowest: $(STAMP)  ## tests that need no Flower, with the lowest versions that pyproject.toml allows, but of torch
+	$(BIN)/python -m uv venv --quiet --clear $(LOWEST)
+	$(BIN)/python -m uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -c constraints.txt -e '.[data,notebook]'
+	$(BIN)/python -m uv pip install --quiet --python $(LOWEST) coverage hypothesis matplotlib pytest pytest-xdist
+	$(LOWEST)/bin/python -m pytest -n 2 tests/cli tests/core tests/recipes tests/rules tests/runs tests/tasks
 
 faults: $(STAMP)  ## campaigns: workers and runs killed at any moment, files of runs damaged in every way
 	$(BIN)/python tests/faults.py
@@ -69,4 +80,4 @@ format: $(STAMP)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and all caches, not the runs
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(LOWEST) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

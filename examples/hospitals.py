@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedstrata
 
-HOSPITALS = 6
+HOSPITALS = ("Aalborg", "Bergen", "Cork", "Dover", "Evora", "Faro")
 WRONG = 3
 """The hospital whose labels are wrong."""
 DIAGNOSES = 3
@@ -50,9 +50,10 @@ def task() -> fedstrata.Task:
     """In a recipe: `[task]`, `function = "hospitals:task"`."""
     return fedstrata.Task(
         model=build_model,
-        clients=[hospital(number) for number in range(HOSPITALS)],
+        clients=[hospital(number) for number in range(len(HOSPITALS))],
         evaluation={"test": patients(1000, seed=100)},
         name="hospitals",
+        notes={"client_names": list(HOSPITALS)},
     )
 
 

@@ -20,7 +20,8 @@ import pytest
 import typer
 
 import fedstrata
-from fedstrata.recipes.catalog import Library
+import fedstrata.cli
+from fedstrata.recipes.catalog import RECIPES, Library
 from tests.support import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -130,6 +131,22 @@ def test_a_command_that_is_none_is_found() -> None:
     for words in (["make", "nothing"], ["pip", "install", "fedstrata[nothing]"], ["curl", "x"]):
         with pytest.raises(AssertionError):
             parse(words)
+
+
+def every_command(command: Any, path: tuple[str, ...] = ()) -> list[Any]:
+    inner = getattr(command, "commands", {})
+    found = [every_command(one, (*path, name)) for name, one in inner.items()]
+    return [one for part in found for one in part] if inner else [pytest.param(command, id=" ".join(path))]
+
+
+@pytest.mark.parametrize("command", every_command(typer.main.get_command(fedstrata.cli.app)))
+def test_every_help_has_an_example_that_is_one(command: Any) -> None:
+    examples = [line.strip() for line in command.help.splitlines() if line.strip().startswith("fedstrata ")]
+    assert examples or command.name == "reproduce"
+    for example in examples:
+        parse(shlex.split(example))
+        named = re.match(r"fedstrata (?:run|compare|partition|flower init \S+) ([a-z]\S*)", example)
+        assert named is None or named[1].endswith(".toml") or named[1] in RECIPES.names(), example
 
 
 def test_wheels_have_this_version() -> None:

@@ -301,6 +301,13 @@ def test_a_large_partition_shows_some_clients_and_the_spread_of_all(tmp_path: Pa
     assert "The first 200 are shown" in part["note"]
 
 
+def test_clients_with_names_are_called_by_them(tmp_path: Path) -> None:
+    data = {"table": [[1, 2]] * 4, "class_names": ["x", "y"], "client_names": ["east", "north", "<b>", "west"]}
+    make_run(tmp_path / "run", data=data)
+    part = looked_at(tmp_path / "run").part("partition/0")
+    assert [row[0] for row in texts(part)] == ["0 east", "1 north", "2 <b>", "3 west"]
+
+
 def test_upload_as_time(tmp_path: Path) -> None:
     """1227 bytes by 4 clients in 3 rounds: 102.25 B each, of which 10 Mbit/s carry 1.25 million a second."""
     make_run(tmp_path / "run")

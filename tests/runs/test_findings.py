@@ -163,6 +163,14 @@ def test_a_stuck_client_is_a_suspect(fault: Any) -> None:
     assert (found.client, found.reason) == (1, "stuck")
 
 
+def test_where_most_stand_still_training_has_come_to_rest() -> None:
+    made = Made()
+    made.updates[:, :3] = 0
+    assert [found.client for found in made.suspects(about())] == [0, 1, 2]
+    made.updates[:, 3] = 0
+    assert made.suspects(about()) == []
+
+
 def test_a_frozen_layer_makes_nobody_stuck() -> None:
     made = Made()
     made.updates[:, :, 1] = 0
@@ -238,6 +246,15 @@ def test_findings_follow_the_clients() -> None:
     assert before == after == {(2, "unlearns"), (5, "few samples")}
 
 
+def test_clients_go_by_their_names() -> None:
+    made, names = Made(), ["north", "east", "south", "west", "city", "coast"]
+    made.sizes[4] = 3
+    named = about().model_copy(update={"data": about().data.model_copy(update={"client_names": names})})
+    assert made.suspects(named)[0].sentence.startswith("Client 4 (city) has 3 samples")
+    lost = [{"client": 1, "kind": "failed", "reason": "", "why": "failed"}]
+    assert find(named, [line(1, lost=lost)], None, 20)[0].sentence.startswith("Client 1 (east) gave nothing")
+
+
 def test_three_clients_are_too_few_to_compare() -> None:
     made = Made(clients=3)
     made.updates[:, 1] = 0
@@ -309,7 +326,7 @@ def test_the_hospital_with_wrong_labels_is_named(tmp_path: Path, cli: Any, monke
     assert suspects == [hospitals.WRONG]
     shown = cli("show", run.path).out
     assert "what stands out" in shown
-    assert f"Client {hospitals.WRONG} does not learn what the others learn" in shown
+    assert "Client 3 (Dover) does not learn what the others learn" in shown
 
 
 def test_the_iid_clients_of_quickstart_are_no_suspects(tmp_path: Path) -> None:

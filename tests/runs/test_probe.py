@@ -104,6 +104,7 @@ class Silent:
 
     def __init__(self, engine: Engine, client: int, round: int) -> None:
         self.engine, self.client, self.round = engine, client, round
+        self.versions = getattr(engine, "versions", None)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -120,6 +121,7 @@ RULES = {
     "fedlayerwise": {"name": "fedlayerwise"},
     "fedadp": {"name": "fedadp"},
     "random_layers": {"name": "random_layers", "n": 2},
+    "scaffold": {"name": "scaffold"},
 }
 
 
@@ -284,6 +286,12 @@ def test_sets_that_the_server_does_not_have(tiny: Any, tmp_path: Path) -> None:
         fedstrata.probe(run.path, on="clients")
     assert fedstrata.probe(run.path).on == "test"
     assert fedstrata.probe(run.path, on="train").on == "train"
+
+
+def test_a_model_whose_layers_stay_with_clients_is_refused(tiny: Any, tmp_path: Path) -> None:
+    run = fedstrata.run({**tiny(), "algorithm": {"name": "fedper"}}, out=tmp_path / "run")
+    with pytest.raises(RecipeError, match=r"algorithm\.private = .*the server has no whole model to evaluate"):
+        fedstrata.probe(run.path)
 
 
 def test_a_deployment_is_refused(tiny: Any, tmp_path: Path) -> None:

@@ -67,11 +67,15 @@ def list_sets(data: Directory = None) -> None:
 def get(name: Name, source: Source = None, data: Directory = None) -> None:
     """Get a data set: from the Hugging Face hub, or with --from out of a folder or files you have.
 
-    Files are checked before they are put in place: how many images there are,
-    their shape and their labels. The idx files of MNIST and FashionMNIST must
-    also have the known SHA-256 digests. Parquet (which is what the hub has),
-    CIFAR-10's binary batches and image folders need not have known ones; the
-    source that is printed at the end says whether they have. Examples:
+    Files are checked before they are put in place: how many images there are, their shape and their labels.
+
+    The idx files of MNIST and FashionMNIST must also have the known SHA-256 digests.
+
+    Parquet (which is what the hub has), CIFAR-10's binary batches and image folders need not have known ones.
+
+    The source that is printed at the end says whether they have.
+
+    Examples:
 
     fedstrata data get mnist
 

@@ -52,8 +52,9 @@ def run_command(
 
     fedstrata run --resume runs/... --set training.rounds=100
 
-    Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result. With another
-    torch, NumPy or CPU the last bits may differ: this is said and recorded, and with --strict refused.
+    Ctrl-C stops after storing all whole rounds; --resume goes on and ends with exactly the same result.
+
+    With another torch, NumPy or CPU the last bits may differ: this is said and recorded, and with --strict refused.
     """
     from fedstrata.recipes.schema import load
     from fedstrata.runs.runner import create_run, reopen

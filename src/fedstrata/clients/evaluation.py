@@ -97,7 +97,7 @@ def evaluate(
         for place, replies in by_place.items():
             if replies:
                 results[place] = _combine(replies, task.metric.name) | _spread(replies, task.metric.name)
-                results[place] |= {"worst_tenth": worst_tenth(replies, task.metric)} if memory else {}
+                results[place]["worst_tenth"] = worst_tenth(replies, task.metric)
                 results[place] |= {"failed": float(len(missing))} if place == name else {}
     return results, unmeasured, each
 

@@ -12,7 +12,7 @@ from html import escape
 from fedstrata.core.errors import visible
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """A heading, the names of the columns, and rows of text. `print` it, or let a notebook show it."""
 
@@ -20,16 +20,17 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [[visible(cell) for cell in row] for row in (self.columns, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         texts = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([visible(self.title), *texts])
+        return "\n".join([visible(self.title), *texts] if self.title else texts)
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr>{_cells('td', row)}</tr>" for row in self.rows)
         head = f"<thead><tr>{_cells('th', self.columns)}</tr></thead>" if any(self.columns) else ""
-        return f"<table><caption>{_text(self.title)}</caption>{head}<tbody>{rows}</tbody></table>"
+        caption = f"<caption>{_text(self.title)}</caption>" if self.title else ""
+        return f"<table>{caption}{head}<tbody>{rows}</tbody></table>"
 
 
 def html(tables: Iterable[Table]) -> str:

@@ -188,6 +188,8 @@ def people(source: Source, rounds: Sequence[int]) -> Words:
     note = (
         f"Training loss, angle of the whole update and weight: means over the last {len(recent)} of the rounds shown."
     )
+    if source.recorded and len(rounds) < len(source.history):
+        note += f" Rounds asked: of every {rounds[0]}th round."
     if len(order) > MOST_CLIENTS:
         note += f" The first {MOST_CLIENTS} of {len(order)} clients."
     return table(columns, rows, note=note)
@@ -220,8 +222,9 @@ def partition(source: Source) -> Words:
     if data.table is None:
         return table([], [], note=f"{about} The run says nothing of its clients' classes.".strip())
     counts = np.array(data.table, dtype=np.int64)
+    names = [" ".join([str(client), *data.client_names[client : client + 1]]) for client in range(len(counts))]
     rows: list[list[Cell]] = [
-        [str(client), *map(_count, row), {"text": f"{sum(row):,}", "value": sum(row)}]
+        [names[client], *map(_count, row), {"text": f"{sum(row):,}", "value": sum(row)}]
         for client, row in enumerate(counts[:MOST_CLIENTS].tolist())
     ]
     note = (

@@ -158,8 +158,8 @@ class RunDirectory:
         if not self.files.has("clients") or not self.files.has(name):
             raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
         arrays, metadata = self.files.read_arrays(name)
-        self._require_ours(name, metadata, round)
-        return arrays
+        self.require_ours(name, metadata, round)
+        return formats.read_clients(arrays, self.path / name)
 
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""

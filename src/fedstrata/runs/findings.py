@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,7 +71,7 @@ def find(
     about: About, history: Sequence[Line], layers: Callable[[int], LayerRecord] | None, batch_size: int
 ) -> list[Finding]:
     """What stands out in these rounds. `layers` gives the record of a round, None if there is none."""
-    found = list(_failed(history))
+    found = list(_failed(about, history))
     rounds = _looked_at(len(history))
     if layers is not None and len(rounds) >= FEWEST_ROUNDS:
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # whatever a file may hold; all-NaN slices
@@ -101,6 +101,7 @@ class _Table:
 
     rounds: list[int]
     names: list[str]
+    people: list[str]
     loss: np.ndarray
     sizes: np.ndarray
     angle: np.ndarray
@@ -133,6 +134,7 @@ class _Table:
         return cls(
             rounds,
             [layer.name for layer in about.layers],
+            [_called(about, client) for client in range(about.clients)],
             first=gathered("loss", early),
             classes=len(about.data.class_names) if known else 0,
             entropy=_entropy(np.array(counts, dtype=np.float64)) if known else None,
@@ -149,6 +151,12 @@ class _Table:
         enough = np.isfinite(values).sum(0) >= FEWEST_ROUNDS
         typical: np.ndarray = np.where(enough, np.nanmedian(values, 0), np.nan)
         return typical
+
+
+def _called(about: About, client: int) -> str:
+    """A client, by the name that it has where the task gives names."""
+    names = about.data.client_names
+    return f"Client {client} ({names[client]})" if client < len(names) else f"Client {client}"
 
 
 def _entropy(counts: np.ndarray) -> np.ndarray:
@@ -205,7 +213,10 @@ def _suspects(table: _Table, history: Sequence[Line], batch_size: int) -> Iterat
     if there.sum() < FEWEST_CLIENTS:
         return
     told: set[int] = set()
-    rules: list[Iterator[Finding]] = [_stuck(table), _few(table, batch_size)]
+    stuck = list(_stuck(table))
+    if 2 * len(stuck) > there.sum():
+        stuck = []  # training has come to rest
+    rules: list[Iterable[Finding]] = [stuck, _few(table, batch_size)]
     if _has_learned(history):
         rules += [_unlearning(table), _unfitting(table), _memorising(table)]
     for rule in rules:
@@ -348,14 +359,14 @@ def _suspect(
     evidence: Mapping[str, float],
     layer: str | None = None,
 ) -> Finding:
-    sentence = f"Client {client} {what}."
+    sentence = f"{table.people[client]} {what}."
     return Finding("client_suspect", layer, client, effect, reason, sentence, evidence, table.window)
 
 
 # --- who and what differs --------------------------------------------------------------------------------------------
 
 
-def _failed(history: Sequence[Line]) -> Iterator[Finding]:
+def _failed(about: About, history: Sequence[Line]) -> Iterator[Finding]:
     """Clients whose replies could not be used, earlier attempts included."""
     lost = [(line["round"], who) for line in history for who in [*line["earlier"], *line["lost"]]]
     lost = [(round, who) for round, who in lost if who["kind"] in FAILURES]
@@ -364,7 +375,7 @@ def _failed(history: Sequence[Line]) -> Iterator[Finding]:
     for client, count in times.items():
         round, who = last[client]
         often = f"{count} times, the last time in round {round}" if count > 1 else f"in round {round}"
-        sentence = f"Client {client} gave nothing that can be used {often}: {who['why'][:300]}"
+        sentence = f"{_called(about, client)} gave nothing that can be used {often}: {who['why'][:300]}"
         evidence = {"times": float(count), "rounds": float(len(history))}
         window = (history[0]["round"], history[-1]["round"])
         yield Finding("client_failed", None, client, float(count), who["kind"], sentence, evidence, window)
@@ -390,7 +401,7 @@ def _differing_clients(table: _Table, suspects: set[int | None]) -> list[Finding
         there = np.isfinite(degrees[:, client, layer])
         others = float(np.median(np.nanmedian(degrees[there, :, layer], 1)))
         sentence = (
-            f"Client {client} differs most in layer {table.names[layer]}: its update points {own:.0f}° from the "
+            f"{table.people[client]} differs most in layer {table.names[layer]}: its update points {own:.0f}° from the "
             f"clients' mean, the median client's {others:.0f}°."
         )
         evidence = {"angle": own, "median": others}

@@ -110,6 +110,9 @@ def _round(run: Run, history: Sequence[Line], wanted: int | None) -> int:
 
 def _evaluation_set(experiment: Experiment, on: str | None) -> str:
     """One of the server's."""
+    if experiment.layers.private and experiment.recipe.evaluation.private is None:
+        problem = "they stay with the clients, so that the server has no whole model to evaluate"
+        raise RecipeError("algorithm.private", [layer.name for layer in experiment.layers.private], problem)
     known = list(experiment.task.evaluation)
     chosen = on if on is not None else next((name for name in experiment.recipe.evaluation.on if name in known), None)
     if chosen is None and known:

@@ -23,9 +23,9 @@ from fedstrata.algorithms import to_table
 from fedstrata.clients.client import Client
 from fedstrata.clients.memory import First
 from fedstrata.core.axes import Remembers
-from fedstrata.core.errors import FedstrataError, MessageError
+from fedstrata.core.errors import FedstrataError
 from fedstrata.core.fit import Engine, fit
-from fedstrata.core.memory import PRIVATE
+from fedstrata.core.memory import PRIVATE, tags
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
@@ -76,12 +76,12 @@ class Federation:
         state: ServerState | None = None,
         versions: Versions | None = None,
     ) -> list[ServerState]:
-        """The states after each round on the local engine; from a state, and with what clients remember, if given."""
+        """The states after each round on the local engine, from the beginning or from a state and what clients know."""
         experiment = self.experiment()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 of every fork: torch has threads
             with LocalEngine(experiment.setup, workers, experiment.cohort_size) as engine:
-                engine.versions = versions or engine.versions
+                engine.versions = engine.versions if versions is None else versions
                 return self.run(experiment, engine, rounds, state)
 
     def run(
@@ -158,12 +158,16 @@ def clients_train(subject: Subject) -> None:
 def resuming(subject: Subject) -> None:
     """A federation that is stopped after a round, saved and resumed ends as one that never stopped, bit for bit."""
     federation = _federation(subject)
-    wanted, versions = federation.uninterrupted, Versions()
+    wanted = federation.uninterrupted
+    versions, kept = Versions(), Versions()
     stopped = federation.local(rounds=1, versions=versions)[-1]
+    for client, tag in tags(stopped.memory).items():
+        version = {name: tensor.numpy() for name, tensor in versions.of(client, tag).items()}
+        kept.put(client, tag, {name: torch.from_numpy(array) for name, array in load(save(version)).items()})
     arrays = load(save({name: tensor.contiguous().numpy() for name, tensor in _tensors(stopped).items()}))
     found = {name: torch.from_numpy(array) for name, array in arrays.items()}
     parts = {part: {n.partition("/")[2]: t for n, t in found.items() if n.startswith(f"{part}/")} for part in PARTS}
-    resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts), versions=versions)
+    resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts), versions=kept)
     _expect_same(resumed[-1], wanted[-1], f"after round {ROUNDS}")
 
 
@@ -198,7 +202,7 @@ class Nodes:
         self.sizes: np.ndarray = experiment.task.sizes()
         self._layers = experiment.layers
         self._clients = [Client(federation.experiment().setup) for _ in self.sizes]
-        self._versions = Versions()
+        self._versions = [Versions() for _ in self.sizes]
 
     def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         """Every order's answer."""
@@ -215,17 +219,13 @@ class Nodes:
 
         try:
             arrived = codec.decode_order(sent(codec.encode_order(order, self._layers)), self._layers)
-        except MessageError as error:
-            return Status("refused", str(error))
-        if arrived.base != order.base:
-            raise Skipped("clients remember something, which Flower's messages do not tell yet")
-        answer = self._clients[order.client].answer(self._versions.attached(arrived))
-        answer = self._versions.detached(arrived, answer)
-        if not isinstance(answer, Reply):
-            return answer
-        try:
-            return codec.decode_reply(sent(codec.encode_reply(answer, arrived, self._layers)), order, self._layers)
-        except MessageError as error:
+            versions = self._versions[order.client]
+            answer = versions.detached(arrived, self._clients[order.client].answer(versions.attached(arrived)))
+            if not isinstance(answer, Reply):
+                return answer
+            reply = sent(codec.encode_reply(answer, arrived, self._layers))
+            return codec.decode_reply(reply, order, self._layers)
+        except Exception as error:
             return Status("refused", str(error))
 
 
