@@ -277,7 +277,8 @@ class Study(BaseModel):
     def _check_measures(self, recipe: Recipe) -> None:
         """What a run will not record is known before it runs."""
         rounds, evaluation = recipe.training.rounds, recipe.evaluation
-        evaluated = [f"{place}.{what}" for place in evaluation.on for what in ("loss", "accuracy", "error")]
+        of_clients = ["clients.worst_tenth"] if "clients" in evaluation.on else []
+        evaluated = [f"{place}.{what}" for place in evaluation.on for what in ("loss", "accuracy", "error")] + of_clients
         for name, what in self.measures.items():
             field = f"measures.{name}"
             if what.round is not None and what.round > rounds:

@@ -33,6 +33,7 @@ from .algorithms import norm_bounding as norm_bounding
 from .algorithms import random_layers as random_layers
 from .algorithms import scaffold as scaffold
 from .algorithms import trimmed_mean as trimmed_mean
+from .clients.local import Local as Local
 from .combinations import Median as Median
 from .combinations import NormBounding as NormBounding
 from .combinations import TrimmedMean as TrimmedMean

@@ -101,10 +101,21 @@ print(json.dumps([run.summary(), run.history(), angles, run.curve(), run.finishe
     assert json.loads(out) == json.loads(json.dumps(here))
 
 
+def test_a_recipe_whose_optimizer_torch_knows_is_read_without_it(place: Path) -> None:
+    code = """
+from fedstrata.recipes.schema import Recipe
+table = {"training": {"optimizer": "AdamW", "optimizer_options": {"amsgrad": True}, "clip_norm": 1.0}}
+recipe = Recipe.read(table)
+print(recipe.training.optimizer, recipe.label, len(recipe.to_toml()) > 0)
+"""
+    assert in_a_fresh_process(code, place) == ("adamw fedavg True\n", [])
+
+
 def test_recipes_and_algorithms_are_made_without_torch(place: Path) -> None:
     code = """
 import fedstrata
-recipe = fedstrata.load("quickstart", algorithm="fedldf:n=4", settings={"layers.grouping": "tensor"})
+settings = {"layers.grouping": "tensor", "training.schedule": {"name": "cosine", "rounds": 9}}
+recipe = fedstrata.load("quickstart", algorithm="fedldf:n=4", settings=settings)
 print(recipe.built_algorithm == fedstrata.fedldf(n=4), recipe.grouping())
 """
     assert in_a_fresh_process(code, place) == ("True tensor\n", [])

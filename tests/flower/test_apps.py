@@ -36,7 +36,7 @@ from torch import nn
 from fedstrata import algorithms
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import ClientAppError, RecipeError, UserError
-from fedstrata.flower import Spring, Strategy, selection_mod
+from fedstrata.flower import Local, Strategy, selection_mod
 from fedstrata.objectives import Plain
 from fedstrata.selections import Everything
 from fedstrata.weightings import SampleSize, Uniform
@@ -52,7 +52,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
 
 
-def app(*mods: Any, spring: bool = True, pull: bool = True, acknowledge: bool = True) -> ClientApp:
+def app(*mods: Any, proximal: bool = True, pull: bool = True, acknowledge: bool = True) -> ClientApp:
     """Three steps of SGD towards the node's own number."""
     made = ClientApp(mods=list(mods))
 
@@ -61,17 +61,17 @@ def app(*mods: Any, spring: bool = True, pull: bool = True, acknowledge: bool = 
         model = network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        held = Spring(message, model) if spring else None
+        local = Local(message, model) if proximal else None
         for batch in [torch.eye(2)] * 3:
             optimizer.zero_grad()
             (model(batch) - context.node_id % 5).square().mean().backward()
-            if held is not None and pull:
-                held.pull()
+            if local is not None and pull:
+                local.pull()
             optimizer.step()
         metrics = MetricRecord({"num-examples": 4})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
-        if held is not None and acknowledge:
-            held.acknowledge(content)
+        if local is not None and acknowledge:
+            local.acknowledge(content)
         return Message(content, reply_to=message)
 
     @made.evaluate()
@@ -91,10 +91,10 @@ def start(strategy: FlowerStrategy, grid: Grid | ClientApp, rounds: int = 1, **o
 # --- what is certainly set up wrongly --------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[str, ClientApp, str]] = {
-    "no spring": ("fedprox", app(spring=False), "did not apply fedprox: use fedstrata.flower.Spring in its training"),
+    "no proximal term": ("fedprox", app(proximal=False), "did not apply fedprox: use fedstrata.flower.Local in its"),
     "no acknowledgement": ("fedprox", app(acknowledge=False), r"not apply fedprox: use .* call acknowledge\(content\)"),
-    "no pull": ("adaptive_mu", app(pull=False), r"not apply adaptive_mu: call Spring.pull\(\) between backward and"),
-    "no epochs": ("fedlap", app(), r"failed: .*loop over spring.epoch\(batches\)$"),
+    "no pull": ("adaptive_mu", app(pull=False), r"not apply adaptive_mu: call local.pull\(\) between backward and"),
+    "no epochs": ("fedlap", app(), r"failed: FedLap has to know when an epoch begins: call local.epoch\(\), or"),
     "no mod, scores": ("fedldf", app(), r"no scores for fedldf: put selection_mod first in ClientApp\(mods=\[…\]\)"),
     "no mod, layers": ("random_layers", app(), r"were not asked for; put selection_mod first in ClientApp\(mods="),
     "clipping before it": ("fedldf", app(fixedclipping_mod, selection_mod), "'fixedclipping_mod': must come after"),
@@ -193,7 +193,7 @@ def test_it_is_checked_again_until_a_round_has_succeeded() -> None:
 
     strategy = Strategy(algorithms.fedprox(), fraction_evaluate=0.0)
     with pytest.raises(ClientAppError, match=r"^round 2: all 3 nodes answered"):
-        start(strategy, FakeGrid(dict.fromkeys(NODES, app(spring=False)), change=change), rounds=3)
+        start(strategy, FakeGrid(dict.fromkeys(NODES, app(proximal=False)), change=change), rounds=3)
 
 
 # --- what clients may send -------------------------------------------------------------------------------------------

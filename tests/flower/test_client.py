@@ -1,4 +1,4 @@
-"""The client's half of what a Strategy cannot do alone: springs, and selections on the client."""
+"""The client's half of what a Strategy cannot do alone: proximal terms, and selections on the client."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from torch import nn
 
+import fedstrata
 import fedstrata.flower
 from fedstrata import algorithms
 from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MissingExtra, RecipeError
-from fedstrata.flower import Spring, Strategy
+from fedstrata.flower import Local, Strategy
+from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything
 from fedstrata.weightings import SampleSize
 from tests.support.flower import DROP_IN, FakeGrid, array_app, ask, asked, helped_app, stock_app
-from tests.support.math import by_client, words
+from tests.support.math import by_client, run, words
 from tests.support.strategies import ALGORITHMS, EPOCHS, LR, NODES, TASK, helped, start, stock
 
 
@@ -37,8 +40,8 @@ def test_an_objective_that_was_not_applied_is_refused(name: str) -> None:
     strategy = Strategy(ALGORITHMS[name])
     start(strategy, FakeGrid(apps), rounds=1)
     status = by_client(strategy.records[0])
-    assert status.pop(NODES[0]).startswith(f"refused: the client did not apply {name}: use fedstrata.flower.Spring")
-    assert status.pop(NODES[1]).startswith(f"refused: the client did not apply {name}: call Spring.pull()")
+    assert status.pop(NODES[0]).startswith(f"refused: the client did not apply {name}: use fedstrata.flower.Local")
+    assert status.pop(NODES[1]).startswith(f"refused: the client did not apply {name}: call local.pull()")
     assert set(status.values()) == {"ok"}
 
 
@@ -148,12 +151,12 @@ class Proximal(nn.Module):
         return self.last(self.second(self.first(x)))
 
 
-def test_the_spring_is_the_gradient_of_the_penalty() -> None:
+def test_a_pull_is_the_gradient_of_the_penalty() -> None:
     """μ/2 ‖w − a‖² added to the loss by hand; what is frozen gets no gradient, what is tied is pulled once."""
     torch.manual_seed(0)
     model = Proximal().double()
     message = first_message(Strategy(algorithms.fedprox(mu=0.7)), ArrayRecord(model.state_dict()))
-    spring = Spring(message, model)
+    local = Local(message, model)
     anchors = {name: p.detach().clone() for name, p in model.named_parameters()}
     inputs = torch.randn(4, 3, dtype=torch.float64)
     with torch.no_grad():
@@ -161,7 +164,7 @@ def test_the_spring_is_the_gradient_of_the_penalty() -> None:
             if p.requires_grad:
                 p.add_(torch.randn_like(p))
     model(inputs).square().sum().backward()
-    spring.pull()
+    local.pull()
     pulled = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     penalty = sum((p - anchors[name]).square().sum() for name, p in model.named_parameters())
@@ -172,21 +175,87 @@ def test_the_spring_is_the_gradient_of_the_penalty() -> None:
             torch.testing.assert_close(pulled[name], p.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_names_of_adapters() -> None:
+    """PEFT's parameters have the adapter's name in theirs, and travel without it; what is not an adapter stays."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(3, 2).double().requires_grad_(False)
+            self.lora_A = nn.ModuleDict({"default": nn.Linear(3, 1, bias=False).double()})
+
+    model = Adapted()
+    adapter = model.lora_A["default"].weight
+    before = adapter.detach().clone()
+    travels = {"lora_A.weight": before.clone()}
+    message = first_message(Strategy(algorithms.fedprox(mu=0.5)), ArrayRecord(travels))
+    with pytest.raises(RecipeError, match=r"lora_A.weight.*the model has no such parameter"):
+        Local(message, model)
+    local = Local(message, model, names=lambda name: name.replace(".default.", "."))
+    with torch.no_grad():
+        adapter.add_(2.0)
+    local.pull()
+    assert adapter.grad is not None
+    torch.testing.assert_close(adapter.grad, torch.ones(1, 3, dtype=torch.float64))
+    assert model.base.weight.grad is None
+    assert local.acknowledge(RecordDict())["fedstrata"]["pulls"] == 1
+
+
+def train(model: nn.Module, data: Any, local: fedstrata.Local) -> None:
+    """Somebody's training function, of a simulation or an app."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=local.lr, fused=True)
+    for inputs, targets in local.batches():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        local.pull()
+        optimizer.step()
+        local.log(loss=loss)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedlap"])
+def test_a_training_function_is_the_same_in_an_app_and_in_a_simulation(name: str) -> None:
+    """Two rounds in full batches, with a Strategy over Flower's messages, and on the local engine."""
+    app = ClientApp()
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        model = TASK.model().double()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        data = TASK.clients[int(context.node_config["partition-id"])]
+        local = Local(message, model, data, lr=LR, epochs=EPOCHS, batch_size=100)
+        train(model, data, local)
+        assert (local.steps_taken, local.epochs) == (EPOCHS, EPOCHS)
+        metrics = MetricRecord({"num-examples": len(data[0]), "loss": local.metrics["loss"]})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(local.acknowledge(content), reply_to=message)
+
+    algorithm = ALGORITHMS.get(name, algorithms.fedavg())
+    strategy = Strategy(algorithm, fraction_evaluate=0.0)
+    result, _ = start(strategy, FakeGrid(dict.fromkeys(NODES, app)), rounds=2)
+    training = Training(rounds=2, epochs=EPOCHS, batch_size=100, lr=LR)
+    states, _ = run(replace(TASK, train=train), algorithm, training)
+    found = result.arrays.to_torch_state_dict()
+    layers = strategy.layers
+    for tensor, expected in layers.views(states[-1].model).items():
+        torch.testing.assert_close(found[tensor], expected, rtol=1e-9, atol=1e-12)
+
+
 def first_message(strategy: Strategy, arrays: ArrayRecord) -> Message:
     grid = FakeGrid(dict.fromkeys([1, 2], array_app(lambda arrays, node: (arrays, {}))))
     return next(iter(strategy.configure_train(1, arrays, ConfigRecord(), grid)))
 
 
-def test_what_the_spring_needs() -> None:
+def test_what_a_pull_needs() -> None:
     model = nn.Linear(2, 2).double()
     message = first_message(Strategy(algorithms.fedlap()), ArrayRecord(model.state_dict()))
-    with pytest.raises(RuntimeError, match=r"loop over spring.epoch\(batches\)"):
-        Spring(message, model).pull()
+    with pytest.raises(RuntimeError, match=r"FedLap has to know when an epoch begins: call local.epoch\(\)"):
+        Local(message, model).pull()
     with pytest.raises(RecipeError, match=r"weight, bias.*the model has no such parameter"):
-        Spring(message, nn.Sequential(model))
+        Local(message, nn.Sequential(model))
     ask(message, schema=1)
     with pytest.raises(RecipeError, match="schema = 1: this fedstrata speaks 2"):
-        Spring(message, model)
+        Local(message, model)
 
 
 def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +266,7 @@ def test_a_message_cannot_make_a_client_import(tmp_path: Any, monkeypatch: pytes
     message = first_message(Strategy(algorithms.fedprox()), ArrayRecord(model.state_dict()))
     ask(message, objective='{"name": "evil_rule:Rule"}')
     with pytest.raises(RecipeError, match="'evil_rule:Rule': unknown"):
-        Spring(message, model)
+        Local(message, model)
     ask(message, objective="", answer="scores", selection='{"name": "evil_rule:Rule"}')
     app = helped_app(
         replace(TASK, model=lambda: nn.Linear(2, 2), clients=[(torch.ones(1, 2).double(), torch.zeros(1).long())]), lr=1

@@ -203,7 +203,7 @@ def test_a_whole_app(flower: Any) -> None:
 
 
 def test_a_whole_app_with_the_clients_half(flower: Any) -> None:
-    """FedLDF's second exchange and FedProx's spring: of each layer two clients' uploads, and everyone's scores."""
+    """FedLDF's second exchange and FedProx's proximal term: two clients' uploads of each layer, all scores."""
     told = flower(HERE / "app", rounds=2, algorithm="mixed")
     assert sorted(told) == [1, 2]
     for table in told.values():
@@ -219,9 +219,7 @@ def test_a_run_that_cannot_train_has_failed(flower: Any) -> None:
     assert sorted(told) == [1]
     assert flower.status() == "finished:failed"
     assert "ClientAppError: round 1: all 4 nodes answered, and no answer can be used; node" in flower.log
-    assert (
-        "the client did not apply fedprox: call Spring.pull() between backward and the optimiser's step" in flower.log
-    )
+    assert "the client did not apply fedprox: call local.pull() between backward and the optimiser's step" in flower.log
 
 
 @pytest.mark.parametrize("flower", [3], indirect=True)

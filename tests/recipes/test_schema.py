@@ -187,6 +187,7 @@ def test_a_training_table_is_taken_apart() -> None:
         (LocalTraining, {"optimizer": "lion"}),
         *((LocalTraining, {"lr": value}) for value in (math.inf, math.nan)),
         (LocalTraining, {"lr_decay": 1.5}),
+        *((LocalTraining, {key: value}) for key in ("clip_norm", "clip_value") for value in (0, -1.0, math.inf)),
         *((LocalTraining, {"momentum": value}) for value in (-0.5, 1.0, math.nan)),
         *((LocalTraining, {"weight_decay": value}) for value in (-0.5, math.inf, math.nan)),
     ],
@@ -255,3 +256,32 @@ def test_a_run_builds_everything_once(user_module: Any, tmp_path: Path) -> None:
     assert calls == {"algorithm": 1, "partition": 1, "split": 1}
     Run(tmp_path / "run").summary()
     assert calls == {"algorithm": 1, "partition": 1, "split": 1}, "nor does a run"
+
+
+def test_what_says_nothing_new_is_agreed_on_and_compared_as_before() -> None:
+    """Digests of runs and nodes of before are those of now: keys that came later are there only where they are set."""
+    keys = ["epochs", "steps", "batch_size", "optimizer", "lr", "lr_decay", "momentum", "weight_decay"]
+    values = [1, None, 32, "sgd", 0.01, 1.0, 0.0, 0.0]
+    assert LocalTraining().agreed() == dict(zip(keys, values, strict=True))
+    new = {"optimizer_options", "schedule", "clip_norm", "clip_value"}
+    recipe = Recipe()
+    assert not new & (recipe.essence()["training"].keys() | recipe.to_table()["training"].keys())
+    given = {"optimizer_options": {"nesterov": True}, "momentum": 0.9, "clip_norm": 2.0, "clip_value": 1.0}
+    table = {"training": {**given, "schedule": {"name": "cosine", "rounds": 9}}}
+    changed = load(table)
+    assert new < changed.essence()["training"].keys()
+    assert new < changed.training.local.agreed().keys()
+    assert load(tomllib.loads(changed.to_toml())) == changed
+    same_numbers = {"training": {**given, "schedule": {"name": "warmup", "rounds": 9, "start": 0.5}}}
+    assert load(same_numbers).training.local.agreed() != changed.training.local.agreed()
+
+
+def test_the_case_of_an_optimizer_does_not_matter() -> None:
+    assert load({"training": {"optimizer": "AdamW"}}) == load({"training": {"optimizer": "adamw"}})
+    assert LocalTraining(optimizer="SGD") == LocalTraining()
+
+
+def test_another_schedule_does_not_inherit_options() -> None:
+    table = {"training": {"schedule": {"name": "cosine", "rounds": 9, "final": 0.5}}}
+    changed = load(table, settings={"training.schedule.rounds": 3, "training.schedule.name": "warmup"})
+    assert changed.training.schedule == {"name": "warmup", "rounds": 3}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata
-from fedstrata.clients.training import Spring, mean_per_layer
+from fedstrata.clients.local import ProximalTerm, mean_per_layer
 from fedstrata.core.aggregation import aggregate
 from fedstrata.core.axes import Algorithm, Objective
 from fedstrata.core.errors import BadValue
@@ -52,7 +52,7 @@ def half_square(output: Tensor, target: Tensor) -> Tensor:
 
 
 def train_scalar(objective: Objective, start: object, target: float, **training: Any) -> Tensor:
-    """One client, one sample: minimise ½ (Σw − target)² + spring; the weight after one round."""
+    """One client, one sample: minimise ½ (Σw − target)² + proximal term; the weight after one round."""
     task = Task(lambda: Dot(start), [(double([[0.0]]), double([target]))], loss=half_square)
     states, _ = run(task, Algorithm(objective, Everything(), SampleSize()), Training(rounds=1, **training))
     return states[1].model
@@ -85,7 +85,7 @@ def test_fedprox_steps_by_hand() -> None:
 def test_fedprox_pulls_to_the_global_model_and_weight_decay_to_zero() -> None:
     """w₀ = 2, target 2, so no task gradient at first. Decay 0.1: g = 0.2, w = 1.98.
 
-    Second: task −0.02, spring 0.5·(−0.02) = −0.01, decay 0.198 → g = 0.168, w = 1.9632.
+    Second: task −0.02, proximal 0.5·(−0.02) = −0.01, decay 0.198 → g = 0.168, w = 1.9632.
     """
     w = train_scalar(FedProx(0.5), [2.0], 2.0, epochs=2, lr=0.1, weight_decay=0.1)
     assert w.item() == pytest.approx(1.9632, abs=1e-14)
@@ -96,22 +96,22 @@ def test_fedprox_is_the_gradient_of_half_mu_squared() -> None:
     layers = vectors(2)
     w = nn.Parameter(double([2.0, 0.0]))
     w.grad = double([10.0, 10.0])
-    spring = Spring(FedProx(3.0), {}, layers, {"p0": w}, {"p0": double([1.0, 2.0])})
-    spring.refresh()
-    energy = spring.energy()
+    term = ProximalTerm(FedProx(3.0), {}, layers, {"p0": w}, {"p0": double([1.0, 2.0])})
+    term.refresh()
+    energy = term.energy()
     assert isinstance(energy, Tensor)
     assert energy.item() == 7.5
-    spring.pull()
+    term.pull()
     assert w.grad.tolist() == [13.0, 4.0]
-    assert mean_per_layer(spring.stiffness, layers).tolist() == [3.0]
+    assert mean_per_layer(term.stiffness, layers).tolist() == [3.0]
 
 
 def test_a_parameter_without_task_gradient_is_still_pulled() -> None:
     layers = vectors(1)
     w = nn.Parameter(double([3.0]))
-    spring = Spring(FedProx(2.0), {}, layers, {"p0": w}, {"p0": double([1.0])})
-    spring.refresh()
-    spring.pull()
+    term = ProximalTerm(FedProx(2.0), {}, layers, {"p0": w}, {"p0": double([1.0])})
+    term.refresh()
+    term.pull()
     assert w.grad is not None
     assert w.grad.tolist() == [4.0]
 
@@ -174,7 +174,7 @@ def test_adaptive_mu_stiffness_is_its_layers_mu() -> None:
     layers = vectors(2, 1)
     local = {"p0": double([1.0, 1.0]), "p1": double([1.0])}
     stiffness = AdaptiveMu().stiffness(local, local, {"mu": double([0.25, 0.0])}, layers)
-    assert {name: float(c) for name, c in stiffness.items()} == {"p0": 0.25}, "a layer without a spring is left out"
+    assert {name: float(c) for name, c in stiffness.items()} == {"p0": 0.25}, "a layer without a term is left out"
 
 
 def test_adaptive_mu_goes_to_the_clients_of_the_next_round() -> None:
@@ -238,7 +238,7 @@ def test_fedlap_zero_vectors_and_opposites() -> None:
 
 
 def test_fedlap_is_exactly_zero_where_nothing_moved() -> None:
-    """In floating point 1 − cos(w, w) is not always 0; nothing moved, so the spring is not there at all."""
+    """In floating point 1 − cos(w, w) is not always 0; nothing moved, so the term is not there at all."""
     w = torch.rand(30, 40, generator=torch.Generator().manual_seed(1))
     for units in ("input", "output"):
         assert turned(FedLap(q=1.0, units=units), w.clone(), w) is None
@@ -345,7 +345,7 @@ def test_fedlap_leaves_biases_free() -> None:
 def test_fedlap_exponent_by_hand() -> None:
     """λ = 1 − 2/√5 = 0.105573 to the power (1 − q)/q: q = ½ → λ; q = 0.8 → λ^¼ = 0.570017; q = 0.2 → λ⁴ = 0.000124.
 
-    q = 1 → 1 everywhere, also where nothing moved: FedProx's spring.
+    q = 1 → 1 everywhere, also where nothing moved: FedProx's term.
     """
     lam = 1 - 2 / math.sqrt(5)
     for q, expected in ((0.5, lam), (0.8, lam**0.25), (0.2, lam**4)):
@@ -403,11 +403,11 @@ def test_through_is_the_gradient_of_the_penalty(units: Any, form: Any, q: float,
         return total
 
     w = nn.Parameter(start.clone())
-    spring = Spring(
+    term = ProximalTerm(
         FedLap(q=q, form=form, units=units, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": anchor}
     )
-    spring.refresh()
-    energy = spring.energy()
+    term.refresh()
+    energy = term.energy()
     assert isinstance(energy, Tensor)
     assert energy.item() == pytest.approx(penalty(start), rel=1e-12)
     energy.backward()
@@ -427,9 +427,11 @@ def test_through_has_a_finite_gradient_where_a_neuron_grew_without_turning(form:
     """Column 0 doubled (λ = 0 though it moved), column 1 turned: the penalty is finite, and so must its gradient be."""
     anchor = double([[1.0, 2.0], [3.0, 4.0]])
     w = nn.Parameter(double([[2.0, 2.1], [6.0, 4.0]]))
-    spring = Spring(FedLap(q=q, form=form, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": anchor})
-    spring.refresh()
-    energy = spring.energy()
+    term = ProximalTerm(
+        FedLap(q=q, form=form, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": anchor}
+    )
+    term.refresh()
+    energy = term.energy()
     assert isinstance(energy, Tensor)
     energy.backward()
     assert w.grad is not None
@@ -440,11 +442,11 @@ def test_through_has_a_finite_gradient_at_zero_vectors() -> None:
     """λ = 1 where one vector is zero: the gradient is w − a."""
     for start, anchor in (([[0.0], [0.0]], [[3.0], [4.0]]), ([[3.0], [4.0]], [[0.0], [0.0]])):
         w = nn.Parameter(double(start))
-        spring = Spring(
+        term = ProximalTerm(
             FedLap(q=1.0, through=True), {}, Layers.of_shapes({"w": w.shape}), {"w": w}, {"w": double(anchor)}
         )
-        spring.refresh()
-        energy = spring.energy()
+        term.refresh()
+        energy = term.energy()
         assert isinstance(energy, Tensor)
         energy.backward()
         assert w.grad is not None
@@ -508,7 +510,7 @@ class StiffFromTheStart(FedProx):
         ("fedlap:refresh=step", {"epochs": 1}, None),
         ("fedlap:through=true", {"epochs": 1}, None),
         ("fedlap:q=0", {"epochs": 1}, None),  # asked for nothing
-        ("fedlap:q=1:form=exponent", {"epochs": 1}, None),  # FedProx's spring, which pulls from the second step on
+        ("fedlap:q=1:form=exponent", {"epochs": 1}, None),  # FedProx's term, which pulls from the second step on
         ("fedavg", {"epochs": 1}, None),
         ("fedprox", {"epochs": 1}, None),
         (Algorithm(StiffFromTheStart(0.1), Everything(), SampleSize()), {"epochs": 1}, None),

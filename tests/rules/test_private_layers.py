@@ -17,7 +17,7 @@ from fedstrata.core.errors import RecipeError
 from fedstrata.core.layers import Layers, unmatched
 from fedstrata.runs.compare import begin_comparison
 from fedstrata.runs.reader import Run
-from tests.support.runs import TINY
+from tests.support.runs import TINY, run_content
 
 
 def model() -> nn.Module:
@@ -129,7 +129,7 @@ def test_the_mean_of_private_layers(tmp_path: Path) -> None:
     mean: Any = run.model(task=task)
     with torch.no_grad():
         for name in ("weight", "bias"):
-            heads = [getattr(models[k][2], name) for k in took_part]  # type: ignore[index]
+            heads = [getattr(models[k][2], name) for k in took_part]
             getattr(mean[2], name).copy_(sum(heads) / len(heads))
     assert run.history()[-1]["metrics"]["test"]["loss"] == pytest.approx(loss_of(mean, test), rel=1e-5)
 
@@ -150,7 +150,10 @@ def two_layers() -> nn.Module:
 
 
 TASK = Task(two_layers, [blobs(6 + k, k) for k in range(4)], held_out=[blobs(5, 10 + k) for k in range(4)])
-FEW = {"training": {"rounds": 2, "clients_per_round": 2, "batch_size": 3, "lr": 0.3}, "evaluation": ON_CLIENTS}
+FEW: dict[str, Any] = {
+    "training": {"rounds": 2, "clients_per_round": 2, "batch_size": 3, "lr": 0.3},
+    "evaluation": ON_CLIENTS,
+}
 
 
 @pytest.mark.parametrize("algorithm", ["fedper", "ditto"])
@@ -164,12 +167,12 @@ def test_every_client_is_measured_with_its_own(algorithm: str, tmp_path: Path) -
         if not took_part.all():
             assert places["newcomers"]["clients"] == (~took_part).sum()
         assert found["client"].tolist() == [0, 1, 2, 3]
-    losses = [loss_of(run.model(client=k, task=TASK), TASK.held_out[k]) for k in range(4)]  # type: ignore[index]
+    losses = [loss_of(run.model(client=k, task=TASK), TASK.held_out[k]) for k in range(4)]
     np.testing.assert_allclose(found["loss"], losses, rtol=1e-6)
     known = found["loss"][took_part]
     assert places["clients"]["loss"] == pytest.approx(known.mean())
     assert len({round(float(loss), 6) for loss in losses}) == 4
-    shared = {tuple(run.model(client=k, task=TASK)[0].weight.flatten().tolist()) for k in range(4)}  # type: ignore[index]
+    shared = {tuple(run.model(client=k, task=TASK)[0].weight.flatten().tolist()) for k in range(4)}
     assert len(shared) == (1 if algorithm == "fedper" else len(known) + (len(known) < 4))
 
 
@@ -185,7 +188,7 @@ def test_fine_tuning_is_one_step_by_hand_and_leaves_no_trace(tmp_path: Path) -> 
         optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
         nn.functional.cross_entropy(net(inputs), targets).backward()
         optimizer.step()
-        measured = loss_of(net, TASK.held_out[client])  # type: ignore[index]
+        measured = loss_of(net, TASK.held_out[client])
         assert tuned.clients(2)["loss"][client] == pytest.approx(measured, rel=1e-5)
         assert plain.clients(2)["loss"][client] != pytest.approx(measured, rel=1e-3)
 
@@ -247,3 +250,15 @@ def test_who_is_too_slow_for_the_body_sends_no_layer(tmp_path: Path, caplog: pyt
 
 def whole_bytes(run: Run) -> list[int]:
     return [layer.bytes for layer in run.about.layers]
+
+
+def test_a_run_that_is_extended_forgets_what_was_measured_only_at_its_end(tmp_path: Path) -> None:
+    """As the history does: two rounds and then four are four, with every other one evaluated."""
+    recipe = {**FEW, "algorithm": {"name": "fedper"}, "evaluation": {"every": 2}}
+    long = {**recipe, "training": {**FEW["training"], "rounds": 5}}
+    short = {**recipe, "training": {**FEW["training"], "rounds": 3}}
+    fedstrata.run(long, task=TASK, out=tmp_path / "long")
+    fedstrata.run(short, task=TASK, out=tmp_path / "short")
+    assert (tmp_path / "short" / "clients" / "000003.safetensors").exists()
+    fedstrata.resume(tmp_path / "short", task=TASK, settings={"training.rounds": 5})
+    assert run_content(tmp_path / "short") == run_content(tmp_path / "long")

@@ -237,7 +237,7 @@ def test_every_rule_is_its_slow_self(name: str) -> None:
     names = list(layers.whole.entries)
     slow.first = slow.model = get_model(build(), names)
     slow.variate = zeros(slow.model)
-    near = {"rtol": 1e-9, "atol": 1e-10}
+    near: Any = {"rtol": 1e-9, "atol": 1e-10}
     for round, state in enumerate(states[1:], start=1):
         with steady():
             play(slow, task, round, 4, task.sizes())

@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from torch import nn
 
 from fedstrata import Task
-from fedstrata.flower import Spring, selection_mod
+from fedstrata.flower import Local, selection_mod
 
 DROP_IN = {
     "pyproject.toml": ['+    "fedstrata[flower] @ file:///path/to/fedstrata-0.2.0-py3-none-any.whl",'],
@@ -158,24 +158,25 @@ def stock_app(task: Task, *, lr: float, epochs: int = 1) -> ClientApp:
 def helped_app(
     task: Task, *, lr: float, epochs: int = 1, pull: bool = True, dtype: torch.dtype = torch.float64
 ) -> ClientApp:
-    """The same with the spring in its loop and the mod that selects."""
+    """The same with the proximal term in its loop and the mod that selects."""
     app = ClientApp(mods=[selection_mod])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         model, batch = _loaded(task, message, context, dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        spring = Spring(message, model)
+        local = Local(message, model)
         for _ in range(epochs):
-            for inputs, targets in spring.epoch([batch]):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(inputs), targets)
-                loss.backward()
-                if pull:
-                    spring.pull()
-                optimizer.step()
+            local.epoch()
+            inputs, targets = batch
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            if pull:
+                local.pull()
+            optimizer.step()
         content = _content(model, loss.item(), len(batch[0]))
-        return Message(spring.acknowledge(content), reply_to=message)
+        return Message(local.acknowledge(content), reply_to=message)
 
     app.evaluate()(_evaluate(task))
     return app

@@ -123,7 +123,9 @@ def prepare(
     layers = Layers.of(model, algorithm.grouping if grouping is None else grouping, algorithm.private)
     setup = Setup(task, layers, algorithm.objective, algorithm.selection, training.local, seed, build)
     state = initial_state(layers.flatten(model), algorithm, len(task.clients), layers)
-    return setup, Plan(layers, training.rounds, training.participation, training.local, seed), state
+    is_own = task.train is not None
+    plan = Plan(layers, training.rounds, training.participation, training.local, seed, reports_steps=is_own)
+    return setup, plan, state
 
 
 def run(

@@ -1,4 +1,4 @@
-"""What a client does with an order: the same code for every engine. Local training minimises task loss + spring."""
+"""What a client does with an order: the same code for every engine. Training minimises task loss + proximal term."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +17,21 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.rnn import PackedSequence
 
+from fedstrata.clients.local import Local, ProximalTerm, Schedule, draw_schedule
 from fedstrata.clients.memory import First
 from fedstrata.clients.modules import CleanModule, same_bits
 from fedstrata.clients.perceptron import PerceptronSteps, as_perceptron
-from fedstrata.clients.training import AutogradSteps, Schedule, Setup, draw_schedule, own_copy, train
+from fedstrata.clients.training import Comparison, Setup, own_copy, train
 from fedstrata.core import rng
-from fedstrata.core.axes import Compares, MovesSome, Plain, SelectsAfterScores, SelectsOnClient, TrainsTwice
+from fedstrata.core.axes import (
+    Compares,
+    MovesSome,
+    Plain,
+    Remembers,
+    SelectsAfterScores,
+    SelectsOnClient,
+    TrainsTwice,
+)
 from fedstrata.core.determinism import steady
 from fedstrata.core.errors import DataError, ModelError
 from fedstrata.core.memory import OWN, Version, merged
@@ -68,6 +77,7 @@ class Client:
         self._first = First.of(setup, self._module.model)
         network = as_perceptron(self._module.model, whole, setup.task.loss)
         is_special = setup.objective.differentiable or isinstance(setup.objective, MovesSome | Compares)
+        is_special |= setup.task.train is not None or setup.training.names_an_optimizer or setup.training.clips
         by_kernel = setup.device == "cpu" and not is_special
         self._network = network if by_kernel else None
         self._layout_is_known = not self._module.layout_matters
@@ -121,19 +131,20 @@ class Client:
         assert order.model is not None
         schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed)
         memory = self._first.checked(order)
-        flat, loss, stiffness = self._trained(order, data, schedule, memory, by_kernel)
+        flat, metrics, stiffness = self._trained(order, data, schedule, memory, by_kernel)
         numel = self.setup.layers.numel
         update = self._kept_in(buffer, self._difference(flat[:numel], order.model.to(self.device)))
         remembered = None
         if self._first.memory:
             second = self._second(order, data, schedule, memory, by_kernel)
-            remembered = self._first.after(order, memory, update, flat[numel:], second, len(schedule))
-        return self._reply(order, len(data), update, loss, stiffness, remembered)
+            steps = int(metrics.get("steps", len(schedule)))
+            remembered = self._first.after(order, memory, update, flat[numel:], second, steps)
+        return self._reply(order, len(data), update, metrics, stiffness, remembered)
 
     def _trained(
         self, order: Order, data: Data, schedule: Schedule, memory: Version, by_kernel: bool = False
-    ) -> tuple[Tensor, float, Tensor | None]:
-        """The weights after the schedule's steps, the mean task loss, and the stiffness in the end."""
+    ) -> tuple[Tensor, Mapping[str, float], Tensor | None]:
+        """The weights after the schedule's steps, what was measured on the way, and the stiffness in the end."""
         start = self._first.whole(order, memory).to(self.device)
         return self._trained_from(start, start, self.setup, order, data, schedule, memory, by_kernel)
 
@@ -156,21 +167,68 @@ class Client:
         schedule: Schedule,
         memory: Version,
         by_kernel: bool,
-    ) -> tuple[Tensor, float, Tensor | None]:
+    ) -> tuple[Tensor, Mapping[str, float], Tensor | None]:
         flat = start.clone()
         if by_kernel:
             assert self._network is not None
             assert isinstance(data, Samples)
             with torch.no_grad():
                 steps = PerceptronSteps(setup, self._network, data, schedule, flat, order.round, anchor)
-                return flat, *train(setup, order, schedule, steps, anchor, memory)
+                local = self._local(setup, order, data, schedule, steps.weights, anchor, memory)
+                for step in local.each_step():
+                    steps.take(step, local.term)
+                return flat, {"loss": steps.loss()}, local.stiffness() if setup.record else None
         model = self._module.fresh(start)
-        by_autograd = AutogradSteps(setup, model, data, schedule, order.round)
-        if isinstance(setup.objective, Compares):
-            by_autograd.compare_with(anchor, memory[OWN].to(self.device))
-        loss, stiffness = train(setup, order, schedule, by_autograd, anchor, memory)
+        weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        model.train()
+        local = self._local(setup, order, data, schedule, weights, anchor, memory)
+        if setup.task.train is None:
+            compare = None
+            if isinstance(setup.objective, Compares):
+                compare = Comparison(setup, model, anchor, memory[OWN].to(self.device))
+            train(setup, model, local, compare)
+            metrics = local.metrics
+        else:
+            own_copy(setup.task.train)(model, setup.task.clients[order.client], local)
+            local.require_pulled()
+            metrics = {**local.metrics, "steps": local.steps_taken}
         self._module.read(flat)
-        return flat, loss, stiffness
+        return flat, metrics, local.stiffness() if setup.record else None
+
+    def _local(
+        self,
+        setup: Setup,
+        order: Order,
+        data: Data,
+        schedule: Schedule,
+        weights: Mapping[str, Tensor],
+        anchor: Tensor,
+        memory: Version,
+    ) -> Local:
+        """What a loop is told: `weights` are all that it may move."""
+        layers, objective, force = setup.layers, setup.objective, None
+        if isinstance(objective, Remembers):
+            force = objective.force(memory, order.objective_state, layers)
+        term = ProximalTerm(
+            objective,
+            order.objective_state,
+            layers,
+            # nothing holds private layers back: there are no global ones
+            {name: w for name, w in weights.items() if name in layers.entries} if layers.private else weights,
+            layers.views(anchor[: layers.numel], trainable_only=True),
+            force=None if force is None else force.to(anchor.device),
+        )
+        return Local(
+            order,
+            setup.training,
+            term,
+            weights,
+            seed=setup.seed,
+            device=setup.device,
+            data=data,
+            schedule=schedule,
+            place=setup.to_device,
+        )
 
     def _difference(self, flat: Tensor, anchor: Tensor) -> Tensor:
         """How far training came, in `flat` itself. What stays has not moved, be it −∞, as in a causal mask."""
@@ -195,14 +253,14 @@ class Client:
         order: Order,
         size: int,
         update: Tensor,
-        loss: float,
+        metrics: Mapping[str, float],
         stiffness: Tensor | None,
         remembered: tuple[Version, Version] | None,
     ) -> Reply:
         """The update, as far as it was asked for; `remembered` is what will be if nothing is sent, and if all is."""
         self._forget_other_rounds(order)
         setup, layers = self.setup, self.setup.layers
-        reply = Reply(size=size, metrics={"loss": loss}, stiffness=stiffness)
+        reply = Reply(size=size, metrics=metrics, stiffness=stiffness)
         if order.answer == "scores":
             assert isinstance(setup.selection, SelectsAfterScores)
             self.kept[order.client] = Kept(order.round, order.attempt, size, update, *(remembered or ()))
@@ -236,8 +294,7 @@ class Client:
         schedule = draw_schedule(len(data), order, self.setup.training, self.setup.seed).first(2)
         memory = self._first.checked(order)
         try:
-            stays = isinstance(data, NestedSamples) or order.client in self._read_twice
-            batches = [] if stays else [self._batch(order, data, schedule) for _ in range(2)]
+            batches = self._batch_twice(order, data, schedule)
             flats = []
             for _ in range(0 if self._has_rehearsed else 2):
                 flats.append(self._in_any_layout(order, lambda: self._trained(order, data, schedule, memory)[0]))
@@ -258,6 +315,17 @@ class Client:
                 self._must_repeat(f"model: {name} is different the second time, {why}")
         self._has_rehearsed = True
         self._read_twice.add(order.client)
+
+    def _batch_twice(self, order: Order, data: Data, schedule: Schedule) -> list[tuple[Any, Any]]:
+        """The first batch, read two times; none, where that needs no look, or training reads in a way of its own."""
+        if isinstance(data, NestedSamples) or order.client in self._read_twice:
+            return []
+        try:
+            return [self._batch(order, data, schedule) for _ in range(2)]
+        except Exception:
+            if self.setup.task.train is None:
+                raise
+            return []
 
     def _batch(self, order: Order, data: Data, schedule: Schedule) -> tuple[Any, Any]:
         with self._random_scope(order):

@@ -64,7 +64,7 @@ class First:
                 layers=setup.layers,
                 lr=training.learning_rate(order.round),
                 steps=steps,
-                reach=training.reach(steps),
+                reach=training.reach(steps) if setup.task.train is None else None,
                 tail=tail.cpu(),
                 second=None if second is None else second.cpu(),
             )

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedstrata.clients.local import ProximalTerm, Schedule
 from fedstrata.clients.modules import has_hooks
-from fedstrata.clients.training import Schedule, Setup, Spring, local_optimizer
-from fedstrata.core.axes import Moving, Tensors
+from fedstrata.clients.training import Setup, local_optimizer
+from fedstrata.core.axes import Tensors
 from fedstrata.core.layers import Entry, Layers
 from fedstrata.tasks.task import Data, Samples
 
@@ -126,16 +127,16 @@ class PerceptronSteps:
         self.block: _Block | None = None
         self.total, self.seen = 0.0, int(is_sample.sum())
 
-    def take(self, step: int, spring: Spring) -> None:
+    def take(self, step: int, term: ProximalTerm) -> None:
         """Merge the gradient of the mean loss, pull, move."""
         block = self.block
         if block is None or step == block.until:
             block = self.block = self._gather(step)
         self._merge(*block.steps[step - block.first])
-        if spring.stiffness:
-            self._pull(spring)
-        if spring.force is not None:
-            self.gradients[: len(spring.force)].add_(spring.force)
+        if term.stiffness:
+            self._pull(term)
+        if term.force is not None:
+            self.gradients[: len(term.force)].add_(term.force)
         if self.optimizer is not None:
             self.optimizer.step()
             return
@@ -143,14 +144,10 @@ class PerceptronSteps:
             self.gradients.add_(self.flat, alpha=self.decay)
         self.flat.add_(self.gradients, alpha=-self.lr)
 
-    def hold(self, moving: Moving) -> None:
-        """Everything always moves."""
-        raise NotImplementedError
-
-    def _pull(self, spring: Spring) -> None:
-        """Add c (w − a) to the gradients, as the spring itself would, in fewer passes over the weights."""
-        if self.pulls is None or self.pulls[0] is not spring.stiffness:
-            self.pulls = (spring.stiffness, self._pulls(spring))
+    def _pull(self, term: ProximalTerm) -> None:
+        """Add c (w − a) to the gradients, as the term itself would, in fewer passes over the weights."""
+        if self.pulls is None or self.pulls[0] is not term.stiffness:
+            self.pulls = (term.stiffness, self._pulls(term))
         torch.sub(self.flat, self.anchor, out=self.moved)
         for gradient, moved, c in self.pulls[1]:
             if isinstance(c, float):
@@ -158,12 +155,12 @@ class PerceptronSteps:
             else:
                 gradient.addcmul_(moved, c)
 
-    def _pulls(self, spring: Spring) -> list[tuple[Tensor, Tensor, float | Tensor]]:
+    def _pulls(self, term: ProximalTerm) -> list[tuple[Tensor, Tensor, float | Tensor]]:
         """Gradient, displacement and stiffness of each tensor, or of all together, if their stiffness is one number."""
-        numbers = [float(c) if c.numel() == 1 else None for c in spring.stiffness.values()]
+        numbers = [float(c) if c.numel() == 1 else None for c in term.stiffness.values()]
         if len(numbers) == len(self.weights) and len(set(numbers)) == 1 and numbers[0] is not None:
             return [(self.gradients, self.moved, numbers[0])]
-        displacements, pairs = self.layers.views(self.moved), zip(spring.stiffness.items(), numbers, strict=True)
+        displacements, pairs = self.layers.views(self.moved), zip(term.stiffness.items(), numbers, strict=True)
         return [
             (self.weights[name].grad, displacements[name], c if number is None else number)  # type: ignore[misc]
             for (name, c), number in pairs

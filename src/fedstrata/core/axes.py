@@ -86,7 +86,8 @@ class Work:
     @property
     def moved(self) -> Tensor:
         """How far its parameters went: `update` with zeros for buffers."""
-        return torch.where(self.layers.is_trainable, self.update, 0.0)
+        layers = self.layers
+        return torch.where(layers.is_trainable, self.update, 0.0) if layers.has_buffers else self.update
 
     @property
     def trained(self) -> Tensor:
@@ -94,8 +95,7 @@ class Work:
         return torch.cat([self.model + self.update, self.tail])
 
 
-@runtime_checkable
-class Remembers(Objective, Protocol):
+class Remembers(Objective):
     """An objective whose clients remember something: the gradient becomes ∇F + c (w − a) + b, with a constant force b.
 
     Memory is named tensors, which never leave the client. One that has a number for each of the model's keeps that of
@@ -109,7 +109,7 @@ class Remembers(Objective, Protocol):
 
     def memory(self, layers: Layers, initial: Tensor) -> State:
         """What a client has that never took part; `initial` are the first weights, with private layers behind."""
-        ...
+        raise NotImplementedError
 
     def force(self, memory: State, state: State, layers: Layers) -> Tensor | None:
         """b, [P]: a round's constant addition to the gradient; buffers have none. None is no force."""
@@ -117,7 +117,7 @@ class Remembers(Objective, Protocol):
 
     def remember(self, memory: State, work: Work) -> State:
         """The next memory, if all layers are sent."""
-        ...
+        raise NotImplementedError
 
     def after_cohort(self, cohort: Cohort, state: State) -> State:
         """The server's state after a round, from all accepted updates."""
@@ -127,31 +127,28 @@ class Remembers(Objective, Protocol):
 Moving = Literal["all", "shared", "private"]
 
 
-@runtime_checkable
-class MovesSome(Objective, Protocol):
+class MovesSome(Objective):
     """An objective by which some local epochs move only private layers, or only the others."""
 
     def moves(self, epoch: int) -> Moving:
         """What moves in a local epoch, counted from 0. Who got to no epoch that moves shared layers sends none."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class TrainsTwice(Remembers, Protocol):
+class TrainsTwice(Remembers):
     """An objective by which clients train a model of their own as well: memory's `own`, which they are evaluated on."""
 
     def second(self) -> Objective:
         """What that is trained with, towards the global model."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Compares(Remembers, Protocol):
+class Compares(Remembers):
     """An objective with another loss, on what the model makes of a batch before its last module with parameters."""
 
     def compare(self, live: Tensor, anchor: Tensor, before: Tensor) -> Tensor:
         """What is added to the task loss, from representations [B, …]: now, by the global model, by memory's `own`."""
-        ...
+        raise NotImplementedError
 
 
 @runtime_checkable

@@ -52,6 +52,9 @@ class Cohort:
     lr: float = float("nan")  # η, the local learning rate of this round
     population: int = 0  # N: the clients with data, in this round or not
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "population", max(self.population, len(self.updates)))
+
     def __len__(self) -> int:
         return len(self.updates)
 

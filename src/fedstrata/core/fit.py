@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -35,6 +35,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class RemembersElsewhere(Protocol):
+    """An engine whose clients keep their memory themselves, beside that of other runs."""
+
+    run: str
+    afresh: bool
+    """Whether a client that lost its memory starts with none."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What `fit` needs to know besides the algorithm."""
@@ -48,6 +57,8 @@ class Plan:
     """Whether to keep the per-layer record of every round."""
     checkpoint_every: int = 1
     """Rounds between checkpoints: clients keep the memory that a run may come back to, which has the last two."""
+    reports_steps: bool = False
+    """Whether clients have a training loop of their own, and tell how many steps they took."""
 
 
 def fit(
@@ -81,6 +92,7 @@ def terms_of(plan: Plan, sizes: np.ndarray) -> Terms:
         part.min_replies,
         record=plan.record,
         training=plan.training,
+        reports_steps=plan.reports_steps,
         population=int((sizes > 0).sum()),
     )
 

@@ -168,6 +168,16 @@ class Layers:
         return {entry.name: entry for layer in self.layers for entry in layer.entries}
 
     @cached_property
+    def trains_private(self) -> bool:
+        """Whether there are private parameters, and not only buffers."""
+        return any(layer.trainable_stop > layer.start for layer in self.private)
+
+    @cached_property
+    def has_buffers(self) -> bool:
+        """Whether anything but trainable parameters travels."""
+        return any(layer.trainable_stop < layer.stop for layer in self.layers)
+
+    @cached_property
     def is_trainable(self) -> Tensor:
         """Which numbers of the flat vector are no buffers, bool [P]."""
         found = torch.zeros(self.numel, dtype=torch.bool)

@@ -56,6 +56,8 @@ class RoundRecord:
     seconds: float
     layers: dict[str, np.ndarray] = field(default_factory=dict)
     """Per client and layer [K, L]: angle, smoothed_angle, divergence, weight, mask, mu, norm; and model_angle [K]."""
+    logged: dict[str, np.ndarray] = field(default_factory=dict)
+    """What clients' own training loops told besides the loss, by name, float64 [K]; `steps` is how many they took."""
     earlier: tuple[tuple[int, int, Status], ...] = ()
     """What was lost in attempts before this one: attempt, client and why."""
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -84,8 +86,12 @@ class RoundRecord:
     @property
     def train_loss(self) -> float:
         """The clients' training losses, weighted by size."""
-        known = np.isfinite(self.losses)
-        return float(np.average(self.losses[known], weights=self.sizes[known])) if known.any() else float("nan")
+        return self.mean(self.losses)
+
+    def mean(self, values: np.ndarray) -> float:
+        """Of what clients told, weighted by size; NaN if nobody did."""
+        known = np.isfinite(values)
+        return float(np.average(values[known], weights=self.sizes[known])) if known.any() else float("nan")
 
 
 class RoundFailed(FedstrataError):

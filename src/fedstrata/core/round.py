@@ -31,7 +31,7 @@ from fedstrata.core.determinism import steady
 from fedstrata.core.errors import BadValue, RecipeError, RuleError
 from fedstrata.core.layers import Layers
 from fedstrata.core.memory import renewed, tags
-from fedstrata.core.messages import Answer, Order, Reply, Wanted, check_reply, judge
+from fedstrata.core.messages import MOST_SAMPLES, Answer, Order, Reply, Wanted, check_reply, judge
 from fedstrata.core.record import Ledger, RoundFailed, RoundRecord, layer_record
 from fedstrata.core.state import ServerState, conclude, stays_finite
 from fedstrata.core.status import SILENT, Status
@@ -43,6 +43,9 @@ WANTED: dict[str, Wanted] = {
     "on_client": "units",
 }
 """What a client is asked for after training, by when the selection decides."""
+
+LONGEST = 50
+"""Letters of the name of something that a client logs."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Terms:
     """Whether to keep the per-layer record of every round."""
     training: LocalTraining | None = None
     """What clients do locally, where they do as the server says; it tells how many steps each one takes."""
+    reports_steps: bool = False
+    """Whether clients have a training loop of their own, and tell how many steps they took."""
     population: int = 0
     """How many clients have data, in a round or not."""
     since: int = 0
@@ -300,7 +305,7 @@ class Round:
     def _reaches_shared(self, at: int) -> bool:
         """Whether a client does so much work that it moves what it is to send."""
         objective, training, who = self.algorithm.objective, self.terms.training, self.participants
-        if not isinstance(objective, MovesSome) or training is None:
+        if training is None or not self.terms.layers.trains_private or not isinstance(objective, MovesSome):
             return True
         work = int(self.work[at])
         if training.steps is not None and who.sizes is not None:
@@ -359,20 +364,28 @@ class Round:
         )
 
     def _local_steps(self, positions: Sequence[int]) -> dict[str, Any]:
-        """What a cohort has of its clients' local training: by the orders, so that both sides come to the same."""
+        """What a cohort has of its clients' local training: by the orders, or as they tell of a loop of their own."""
         known: dict[str, Any] = {"population": max(self.terms.population, len(positions))}
         training = self.terms.training
         if training is None:
             return known
+        known["lr"] = training.learning_rate(self.number)
+        if self.terms.reports_steps:
+            told = [self.trained[at].metrics.get("steps", 0.0) for at in positions]
+            is_known = all(1 <= count <= MOST_SAMPLES and count == int(count) for count in told)
+            return known | ({"steps": torch.tensor([int(count) for count in told])} if is_known else {})
         steps = [training.local_steps(self._size_of(at) or 0, int(self.work[at])) for at in positions]
         reach = [training.reach(count) for count in steps]
-        known |= {"steps": torch.tensor(steps), "lr": training.learning_rate(self.number)}
+        known["steps"] = torch.tensor(steps)
         return known | ({} if None in reach else {"reach": torch.tensor(reach, dtype=torch.float64)})
 
     def _record(self, layers: dict[str, np.ndarray]) -> RoundRecord:
-        losses = np.full(len(self.status), np.nan)
+        losses, logged = np.full(len(self.status), np.nan), dict[str, np.ndarray]()
         for at, reply in self.trained.items():
             losses[at] = reply.metrics.get("loss", np.nan)
+            for name, value in reply.metrics.items():
+                if name != "loss" and len(name) <= LONGEST and name.isprintable():
+                    logged.setdefault(name, np.full(len(self.status), np.nan))[at] = value
         sizes = self.participants.sizes
         if sizes is None:
             sizes = np.array([self._size_of(at) or 0 for at in range(len(self.status))])
@@ -387,6 +400,7 @@ class Round:
             ledger=self._ledger,
             seconds=time.perf_counter() - self._started,
             layers=layers,
+            logged=logged,
             earlier=tuple(self._earlier),
         )
 

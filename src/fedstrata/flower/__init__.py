@@ -1,6 +1,6 @@
 """fedstrata for apps that are written in Flower: a strategy for the server, and a little help for clients.
 
-`Strategy` takes the place of Flower's own; `Spring` and `selection_mod` are for clients, where an algorithm asks for
+`Strategy` takes the place of Flower's own; `Local` and `selection_mod` are for clients, where an algorithm asks for
 more than the server can do alone. The names are imported when they are first used.
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.core.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from fedstrata.flower.client import Spring as Spring
+    from fedstrata.flower.client import Local as Local
     from fedstrata.flower.client import selection_mod as selection_mod
     from fedstrata.flower.strategy import Strategy as Strategy
 
-_MODULE_OF = {"Spring": "client", "Strategy": "strategy", "selection_mod": "client"}
+_MODULE_OF = {"Local": "client", "Strategy": "strategy", "selection_mod": "client"}
 __all__ = sorted(_MODULE_OF)
 
 if find_spec("flwr") is None:

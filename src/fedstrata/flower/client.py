@@ -1,105 +1,126 @@
 """The client's half of algorithms that the server cannot carry out alone.
 
-`Spring` pulls the weights of a PyTorch training loop towards the global ones (FedProx, adaptive μ, FedLap).
+`Local` adds the proximal term to a PyTorch training loop (FedProx, adaptive μ, FedLap).
 `selection_mod` sends only the layers that the server asked for (FedLDF, random layers), for any framework. Neither
 does anything if the server asks for nothing, so a client that has them also serves FedAvg.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
-from torch import Tensor, nn
+from torch import nn
 
-from fedstrata.clients import training
-from fedstrata.core.axes import SelectsAfterScores
+from fedstrata.clients import local
+from fedstrata.clients.local import ProximalTerm, draw_schedule
+from fedstrata.core.axes import Plain, SelectsAfterScores
 from fedstrata.core.errors import RecipeError
-from fedstrata.core.messages import SCORE_DTYPE
+from fedstrata.core.layers import Layers
+from fedstrata.core.messages import SCORE_DTYPE, Order
+from fedstrata.core.training import LocalTraining
 from fedstrata.flower.callers import mods_around
-from fedstrata.flower.wire import FIRST_MOD, RECEIPT, SCORES, Ask, Decoded, names, objective_state, rule_from_json
+from fedstrata.flower.wire import (
+    FIRST_MOD,
+    RECEIPT,
+    SCORES,
+    Ask,
+    Decoded,
+    names,
+    objective_state,
+    round_of,
+    rule_from_json,
+)
+from fedstrata.tasks.nests import moved
+from fedstrata.tasks.task import as_data
 
-Batch = TypeVar("Batch")
 
+class Local(local.Local):
+    """The `Local` of a Flower app's own training loop, from the message that it answers.
 
-class Spring:
-    """The spring of one client's round, between the weights of `model` and those that `message` brought.
-
-    spring = Spring(message, model)
+    local = Local(message, model)
     for _ in range(epochs):
-        for images, labels in spring.epoch(loader):
+        local.epoch()
+        for images, labels in loader:
             optimizer.zero_grad()
             criterion(model(images), labels).backward()
-            spring.pull()
+            local.pull()
             optimizer.step()
     …
-    spring.acknowledge(content)  # the server refuses a reply without it
+    local.acknowledge(content)  # without it, the server refuses the reply where a rule has a proximal term
+
+    With `data`, in any form that a `Task` takes, there is `local.batches()`, so that a function `train(model, data,
+    local)` is the same here and in a simulation. `seed` is for its batches, and `training` for the rest that such a
+    function asks for: `lr=0.1, epochs=2, batch_size=16`.
+
+    `names` gives the name under which a parameter of the model travels, if it is another one. PEFT's adapters travel
+    without their name: `names=lambda name: name.replace(".default.", ".")`.
     """
 
-    def __init__(self, message: Message, model: nn.Module) -> None:
+    def __init__(
+        self,
+        message: Message,
+        model: nn.Module,
+        data: Any = None,
+        *,
+        names: Callable[[str], str] = str,
+        seed: int = 0,
+        **training: Any,
+    ) -> None:
+        plan, own, first = LocalTraining(**training), None, next(model.parameters(), torch.empty(0))
         self._ask = Ask.of(message.content)
-        self._spring: training.Spring | None = None
-        self._pulls = self._epochs = 0
-        self._epoch_begins = False
-        if self._ask is None or not self._ask.objective:
-            return
-        received = message.content.array_records[self._ask.model]
-        packing = self._ask.packing(received)
-        anchor = packing.layers.views(packing.flatten(Decoded(received)), trainable_only=True)
-        local = {name: w for name, w in model.state_dict(keep_vars=True).items() if name in anchor}
-        missing = [name for name in anchor if name not in local]
-        if missing:
-            raise RecipeError("model", names(missing), "received, but the model has no such parameter")
-        self._spring = training.Spring(
-            rule_from_json("objective", self._ask.objective),
-            objective_state(message.content),
-            packing.layers,
-            local,
-            {name: anchor[name].to(w) for name, w in local.items()},
+        order = Order("train", round_of(message.content), attempt=0, client=0, work=plan.full_work)
+        if data is not None:
+            own = as_data(data, "data")
+        super().__init__(
+            order,
+            plan,
+            _term(self._ask, message.content, model, names),
+            seed=seed,
+            device=first.device,
+            data=own,
+            schedule=None if own is None else draw_schedule(len(own), order, plan, seed),
+            place=lambda batch: (
+                moved(batch[0], first.device, first.dtype),
+                moved(batch[1], first.device, first.dtype),
+            ),
         )
-        first_name = {id(w): name for name, w in reversed(local.items())}
-        # Frozen weights need no spring, and one that goes by two names is pulled once.
-        self._free = {name for name, w in local.items() if not w.requires_grad or first_name[id(w)] != name}
-
-    def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of one local epoch. FedLap's spring stiffens when an epoch begins; others do not mind."""
-        self._epoch_begins = True
-        self._epochs += 1
-        yield from batches
-
-    def pull(self) -> None:
-        """Add the spring's gradient: between `backward` and the optimiser's step, to gradients that are not scaled."""
-        if self._spring is None:
-            return
-        objective = self._spring.objective
-        if objective.refresh == "epoch" and self._epochs == 0:
-            raise RuntimeError("this objective wants to know when an epoch begins: loop over spring.epoch(batches)")
-        if training.is_due(objective, self._epoch_begins, first_of_round=self._pulls == 0):
-            self._spring.refresh()
-            self._spring.stiffness = {n: c for n, c in self._spring.stiffness.items() if n not in self._free}
-        self._epoch_begins = False
-        self._pulls += 1
-        if not objective.differentiable:
-            self._spring.pull()
-        elif isinstance(energy := self._spring.energy(), Tensor):
-            energy.backward()  # type: ignore[no-untyped-call]
 
     def acknowledge(self, content: RecordDict) -> RecordDict:
-        """Note in a reply's content that the objective was applied, and how stiff the spring was in the end."""
-        if self._ask is not None and self._spring is not None:
-            stiffness = training.mean_per_layer(self._spring.stiffness, self._spring.layers)
+        """Note in a reply's content that the proximal term was there, and how stiff it was in the end."""
+        if self._ask is not None and self._ask.objective:
             content[RECEIPT] = ConfigRecord(
                 {
                     "round": self._ask.round,
                     "objective": self._ask.objective,
-                    "pulls": self._pulls,
-                    "stiffness": stiffness.tolist(),
+                    "pulls": self.pulls,
+                    "stiffness": self.stiffness().tolist(),
                 }
             )
         return content
+
+
+def _term(ask: Ask | None, content: RecordDict, model: nn.Module, rename: Callable[[str], str]) -> ProximalTerm:
+    """Between the weights of a model and those that came; where no rule has a proximal term, of none."""
+    if ask is None or not ask.objective:
+        return ProximalTerm(Plain(), {}, Layers((), torch.float32), {}, {})
+    received = content.array_records[ask.model]
+    packing = ask.packing(received)
+    anchor = packing.layers.views(packing.flatten(Decoded(received)), trainable_only=True)
+    named = [(rename(name), w) for name, w in model.state_dict(keep_vars=True).items()]
+    weights = {name: w for name, w in named if name in anchor}
+    missing = [name for name in anchor if name not in weights]
+    if missing:
+        raise RecipeError("model", names(missing), "received, but the model has no such parameter")
+    first_name = {id(w): name for name, w in reversed(weights.items())}
+    # Frozen weights are not pulled, and one that goes by two names is pulled once.
+    free = {name for name, w in weights.items() if not w.requires_grad or first_name[id(w)] != name}
+    rule, state = rule_from_json("objective", ask.objective), objective_state(content)
+    return ProximalTerm(rule, state, packing.layers, weights, anchor, free)
 
 
 def selection_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -61,18 +61,18 @@ _MOST = 2**1023
 
 
 def read_receipt(content: RecordDict, ask: Ask, layers: int) -> Tensor:
-    """How stiff the client's spring was in each layer, [L]; that there is a receipt says that it had the spring."""
+    """How stiff the client was held in each layer, [L]; that there is a receipt says that it had the proximal term."""
     lacking = f"the client did not apply {json.loads(ask.objective)['name']}"
     receipt = content.config_records.get(RECEIPT)
     if receipt is None:
-        raise ReplyError(f"{lacking}: use fedstrata.flower.Spring in its training loop, and call acknowledge(content)")
+        raise ReplyError(f"{lacking}: use fedstrata.flower.Local in its training loop, and call acknowledge(content)")
     if receipt.get("objective") != ask.objective:
         raise ReplyError(f"{lacking}: it acknowledged {receipt.get('objective')!r}")
     if receipt.get("round") != ask.round:
         raise ReplyError(f"{lacking}: it acknowledged round {receipt.get('round')!r}, not {ask.round}")
     pulls, stiffness = receipt.get("pulls"), receipt.get("stiffness")
     if not isinstance(pulls, int) or pulls < 1:
-        raise ReplyError(f"{lacking}: call Spring.pull() between backward and the optimiser's step")
+        raise ReplyError(f"{lacking}: call local.pull() between backward and the optimiser's step")
     if not isinstance(stiffness, list) or len(stiffness) != layers:
         raise ReplyError(f"stiffness = {stiffness!r}, expected {layers} numbers")
     numbers = [value if isinstance(value, int | float) else math.nan for value in stiffness]

@@ -48,7 +48,7 @@ class Strategy(FedAvg):
     Parameters
     ----------
     algorithm
-        Whatever only the server decides works with stock ClientApps. An objective needs `fedstrata.flower.Spring` in
+        Whatever only the server decides works with stock ClientApps. An objective needs `fedstrata.flower.Local` in
         the client's training loop, a selection of layers `fedstrata.flower.selection_mod`; a reply of a client that
         has not got it is refused.
     layers

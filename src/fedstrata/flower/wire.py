@@ -92,6 +92,12 @@ def _configured(content: RecordDict, key: str) -> Any:
     return next((record[key] for record in content.config_records.values() if key in record), None)
 
 
+def round_of(content: RecordDict) -> int:
+    """The round of a message, as Flower's strategies number them; 1 where nobody says."""
+    number = _configured(content, "server-round")
+    return number if isinstance(number, int) and number > 0 else 1
+
+
 def rule_to_json(axis: str, rule: Any) -> str:
     """A rule by its plain name and its hyperparameters."""
     name = installed_name(f"algorithm.{axis}.name", rule, AXES[axis])

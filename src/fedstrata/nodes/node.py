@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedstrata.clients.client import Client, Kept
 from fedstrata.core.errors import MISSING, DataError, MemoryLost, MessageError, RecipeError
+from fedstrata.core.memory import Version
 from fedstrata.core.messages import Kind, Order
 from fedstrata.engines.flower.codec import (
     Hello,
@@ -209,12 +210,13 @@ def _kept(order: Order, state: RecordDict) -> dict[int, Kept]:
     if control is None or arrays is None:
         return {}
     update = decode_array("update", arrays["update"])
-    when = (int(control[name]) for name in ("round", "attempt", "size"))  # type: ignore[arg-type]
-    records = (state.array_records.get(name) for name in _MEMORIES)
-    versions = (
-        None if one is None else {key: decode_array(key, array) for key, array in one.items()} for one in records
-    )
-    return {order.client: Kept(*when, update, *versions)}
+    round, attempt, size = (int(control[name]) for name in ("round", "attempt", "size"))  # type: ignore[arg-type]
+    memory, candidate = (_version(state.array_records.get(name)) for name in _MEMORIES)
+    return {order.client: Kept(round, attempt, size, update, memory, candidate)}
+
+
+def _version(record: ArrayRecord | None) -> Version | None:
+    return None if record is None else {name: decode_array(name, array) for name, array in record.items()}
 
 
 _MEMORIES = ("memory", "candidate")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as EXTRA_STATE
 
 from fedstrata.clients.modules import is_whole, same_bits
-from fedstrata.clients.training import Setup, build_model
-from fedstrata.core.axes import Algorithm, MovesSome, TrainsTwice
+from fedstrata.clients.training import Setup, build_model, local_optimizer
+from fedstrata.core.axes import Algorithm, Compares, MovesSome, TrainsTwice
 from fedstrata.core.errors import MissingExtra, RecipeError, printable
 from fedstrata.core.fit import Plan
 from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.memory import OWN, PRIVATE, Version
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
+from fedstrata.core.training import LocalTraining
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.held_out import with_held_out
@@ -72,6 +73,7 @@ class Experiment:
             recipe.seed,
             record.layers,
             record.checkpoint_every,
+            reports_steps=self.task.train is not None,
         )
 
     @property
@@ -97,7 +99,7 @@ class Experiment:
         common = {
             "seed": self.recipe.seed,
             "algorithm": self.recipe.algorithm,
-            "training": asdict(self.recipe.training.local),
+            "training": self.recipe.training.local.agreed(),
             "layers": [(layer.name, layer.numel) for layer in self.layers.layers],
             "dtype": str(self.layers.dtype),
         }
@@ -221,6 +223,7 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
     _check_training(recipe, algorithm)
     layers = _layers(model, recipe, algorithm)
     _check_builder(model, build(), layers)
+    _check_loop(task, algorithm, recipe.training.local, model)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
 
 
@@ -231,7 +234,7 @@ def _check_training(recipe: Recipe, algorithm: Algorithm) -> None:
         if getattr(rule, "needs_reach", False) and training.reach(1) is None:
             problem = f"{type(rule).__name__} must know how far local steps reach: it takes SGD"
             raise RecipeError("training.optimizer", training.optimizer, problem)
-    if not isinstance(objective, MovesSome) or training.steps is not None:
+    if not algorithm.private or not isinstance(objective, MovesSome) or training.steps is not None:
         return
     if all(objective.moves(epoch) == "private" for epoch in range(training.epochs)):
         problem = f"{objective!r} comes to no epoch in which shared layers move: more epochs"
@@ -287,6 +290,27 @@ def _check_builder(model: nn.Module, again: nn.Module, layers: Layers) -> None:
         if not same_bits(tensor, others[name]):
             problem = "the function gives other numbers the second time with the same seed (a generator of its own?)"
             raise RecipeError("task.model", name, problem)
+
+
+def _check_loop(task: Task, algorithm: Algorithm, training: LocalTraining, model: nn.Module) -> None:
+    """Refuse an optimizer that cannot take the model's weights, and what a training function would not use or know."""
+    if task.train is None:
+        if not training.names_an_optimizer:
+            return
+        try:
+            local_optimizer(training, [weight for weight in model.parameters() if weight.requires_grad], 1)
+        except (ValueError, TypeError) as error:
+            raise RecipeError("training.optimizer", training.optimizer, str(error)) from None
+        return
+    for name in ("optimizer", "optimizer_options", "momentum", "weight_decay", "clip_norm", "clip_value"):
+        if (value := getattr(training, name)) != getattr(LocalTraining(), name):
+            raise RecipeError(f"training.{name}", value, "the task has a training function, which would not use it")
+    for axis in ("objective", "weighting", "server"):
+        rule = getattr(algorithm, axis)
+        if getattr(rule, "needs_reach", False) or isinstance(rule, Compares):
+            needs = "a loss of its own in every step" if isinstance(rule, Compares) else "how far local steps reach"
+            problem = f"needs {needs}, which a task's training function cannot give"
+            raise RecipeError(f"algorithm.{axis}", type(rule).__name__, problem)
 
 
 def _repeats(value: Any, other: Any) -> bool:

@@ -21,9 +21,11 @@ from fedstrata.algorithms import AXES, from_table
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import MISSING, BadValue, RecipeError, require
 from fedstrata.core.grouping import GROUPINGS, Grouping
+from fedstrata.core.schedules import SCHEDULES, Schedule
 from fedstrata.core.training import LocalTraining, Participation, check_training
 from fedstrata.recipes.catalog import RECIPES
 from fedstrata.recipes.tables import check_values, parse_algorithm, parse_setting, set_key
+from fedstrata.registry import build_dataclass, did_you_mean
 from fedstrata.tasks.config import Options, TaskConfig
 
 FORMAT = 1
@@ -65,11 +67,17 @@ class Training(BaseModel):
     epochs: int = Field(1, ge=1, description="local epochs E")
     steps: int | None = Field(None, ge=1, description="local steps, instead of epochs")
     batch_size: int = Field(32, ge=1, description="B; the last short batch of an epoch is kept")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="starts fresh every round")
+    optimizer: str = Field("sgd", description="any class of torch.optim: adam, adamw, …; starts fresh every round")
+    optimizer_options: Options | None = Field(None, description="its other arguments, such as { nesterov = true }")
     lr: float = Field(0.01, gt=0, description="learning rate of the first round")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
-    weight_decay: float = Field(0.0, ge=0, description="of SGD and Adam, as an L2 penalty")
+    schedule: dict[str, Any] | list[dict[str, Any]] | None = Field(
+        None, description='of the learning rate over rounds: { name = "cosine", rounds = 50 }, or several in a list'
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD and whatever else has it")
+    weight_decay: float = Field(0.0, ge=0, description="of SGD and Adam, as an L2 penalty; of others as they have it")
+    clip_norm: float | None = Field(None, gt=0, description="the largest norm of a step's gradient, of all parameters")
+    clip_value: float | None = Field(None, gt=0, description="the largest size of a gradient's numbers")
     stragglers: float = Field(0.0, ge=0, le=1, description="share of a round's clients that do only part of the work")
     keep_stragglers: bool = Field(True, description="whether the server uses what stragglers send")
     dropouts: float = Field(0.0, ge=0, lt=1, description="probability that a client vanishes from a round")
@@ -82,9 +90,14 @@ class Training(BaseModel):
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.absolute()  # a run may be resumed from elsewhere
 
+    @field_validator("optimizer")
+    @classmethod
+    def _in_one_case(cls, optimizer: str) -> str:
+        return optimizer.lower()
+
     @model_validator(mode="after")
     def _fits_together(self) -> Training:
-        _ = self.participation, self.local  # each checks itself
+        _ = self.participation, self._local(only_read=True)  # each checks itself
         return self
 
     @property
@@ -95,7 +108,26 @@ class Training(BaseModel):
     @property
     def local(self) -> LocalTraining:
         """What a client does: all that it is told of this table."""
-        return LocalTraining(**self.model_dump(include=_names(LocalTraining)))
+        return self._local()
+
+    def _local(self, only_read: bool = False) -> LocalTraining:
+        """The same; while a recipe is only read, without an optimizer that torch would have to be asked about."""
+        values = self.model_dump(include=_names(LocalTraining), exclude_none=True)
+        if only_read and (self.optimizer not in ("sgd", "adam") or self.optimizer_options):
+            values |= {"optimizer": "sgd", "optimizer_options": {}}
+        tables = self.schedule if isinstance(self.schedule, list) else [self.schedule] if self.schedule else []
+        return LocalTraining(**values | {"schedule": tuple(map(_schedule, tables))})
+
+
+def _schedule(table: Mapping[str, Any]) -> Schedule:
+    """A schedule of the learning rate, from its table."""
+    options = dict(table)
+    name = options.pop("name", MISSING)
+    if not isinstance(name, str) or name not in SCHEDULES:
+        close = did_you_mean(str(name), SCHEDULES)
+        raise RecipeError("training.schedule.name", name, f"unknown{close}; there are: {', '.join(SCHEDULES)}")
+    built: Schedule = build_dataclass(SCHEDULES[name], options, "training.schedule")
+    return built
 
 
 def _names(cls: type) -> set[str]:
@@ -230,9 +262,13 @@ class Recipe(BaseModel):
     def parse(cls, table: Mapping[str, Any]) -> Recipe:
         """Check a table and freeze it; a bad one is a RecipeError that names field and value."""
         recipe = cls.read(table)
+        try:
+            training = recipe.training.local  # which may ask torch about its optimizer
+        except BadValue as error:
+            raise RecipeError(f"training.{error.field}", error.value, error.problem) from None
         if recipe.built_algorithm.private:
             recipe = recipe.evaluated_on_clients()
-        check_training(recipe.built_algorithm, recipe.training.local)
+        check_training(recipe.built_algorithm, training)
         if recipe.task.function is None:
             _ = recipe.task.built_partition
             target = recipe.evaluation.target
@@ -340,7 +376,13 @@ def load(
     return Recipe.parse(table)
 
 
-_NAMES = ("task.partition.name", "task.model.name", "algorithm.name", *(f"algorithm.{axis}.name" for axis in AXES))
+_NAMES = (
+    "task.partition.name",
+    "task.model.name",
+    "training.schedule.name",
+    "algorithm.name",
+    *(f"algorithm.{axis}.name" for axis in AXES),
+)
 """The keys whose value decides what else their table may hold."""
 
 

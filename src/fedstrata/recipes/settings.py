@@ -31,10 +31,14 @@ class Settings(TypedDict, total=False):
     steps: int | None
     batch_size: int
     optimizer: str
+    optimizer_options: Mapping[str, Any]
     lr: float
     lr_decay: float
+    schedule: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     momentum: float
     weight_decay: float
+    clip_norm: float | None
+    clip_value: float | None
     stragglers: float
     keep_stragglers: bool
     dropouts: float

@@ -159,7 +159,7 @@ class RunDirectory:
             raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
         arrays, metadata = self.files.read_arrays(name)
         self.require_ours(name, metadata, round)
-        return arrays
+        return formats.read_clients(arrays, self.path / name)
 
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""

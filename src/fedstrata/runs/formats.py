@@ -246,6 +246,7 @@ class Line(TypedDict):
     lost: list[Lost]
     earlier: list[Lost]
     train_loss: float | None
+    logged: NotRequired[dict[str, float | None]]
     metrics: Metrics
     unmeasured: list[Lost]
     bytes: LineBytes
@@ -265,6 +266,7 @@ class _StoredLine(TypedDict):
     lost: list[_Lost]
     earlier: NotRequired[list[_Lost]]
     train_loss: float | None
+    logged: NotRequired[dict[str, float | None]]
     metrics: Metrics
     unmeasured: NotRequired[list[_Lost]]
     bytes: LineBytes
@@ -345,6 +347,22 @@ def read_layers(arrays: Mapping[str, np.ndarray], about: About, path: Path) -> L
         if min(counts := record[name].tolist(), default=0) < 0:
             raise damaged(path, f"{name} = {_SHORT.repr(counts)}: not counts")
     return record
+
+
+# --- clients/*.safetensors -------------------------------------------------------------------------------------------
+
+_OF_RESULTS = {"client": _WHOLE, "samples": _WHOLE, "loss": _REAL, "metric": _REAL, "taken_part": np.dtype(bool)}
+
+
+def read_clients(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file in clients/, and no others: one number for every client that was measured."""
+    for name, kind in _OF_RESULTS.items():
+        if name not in arrays:
+            raise damaged(path, f"{name}: missing")
+        found, shape = arrays[name], arrays["client"].shape
+        if found.ndim != 1 or found.shape != shape or found.dtype != kind:
+            raise damaged(path, f"{name} is {found.dtype} {list(found.shape)}, expected {kind} {list(shape)}")
+    return {name: arrays[name] for name in _OF_RESULTS}
 
 
 # --- compare.json ----------------------------------------------------------------------------------------------------

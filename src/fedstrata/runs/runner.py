@@ -20,7 +20,7 @@ from fedstrata.clients import evaluation
 from fedstrata.clients.evaluation import NEWCOMERS
 from fedstrata.core.axes import Algorithm
 from fedstrata.core.errors import RecipeError, RunDirectoryError, printable
-from fedstrata.core.fit import Engine, fit
+from fedstrata.core.fit import Engine, RemembersElsewhere, fit
 from fedstrata.core.layers import Layers
 from fedstrata.core.record import RoundFailed, RoundRecord
 from fedstrata.core.state import ServerState
@@ -111,7 +111,7 @@ def run_rounds(
         after, stored = whole, whole.round  # the newest state, and the last checkpoint
         if engine is None:
             engine = stack.enter_context(open_engine(experiment, run.path.absolute() / "nodes"))
-        if hasattr(engine, "run"):  # where memory lies with that of other runs
+        if isinstance(engine, RemembersElsewhere):
             engine.run, engine.afresh = str(run.directory.id), experiment.recipe.engine.lost_memory == "afresh"
         settings = experiment.recipe.record
         if (versions := getattr(engine, "versions", None)) is not None:
@@ -270,6 +270,7 @@ def default_directory(recipe: Recipe) -> Path:
 def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, Any]:
     """A round as its history line is stored."""
     ledger, metrics = record.ledger, record.metrics
+    logged = {name: _finite(record.mean(told)) for name, told in record.logged.items()}
     measured = sum(metrics.get(place, {}).get("clients", 0.0) for place in ("clients", NEWCOMERS))
     evaluated = measured + len(record.unmeasured)
     return {
@@ -280,6 +281,7 @@ def _line(record: RoundRecord, layers: Layers, upload_total: int) -> dict[str, A
         "lost": [_told(client, why) for client, why in record.lost],
         "earlier": [{"attempt": attempt, **_told(client, why)} for attempt, client, why in record.earlier],
         "train_loss": _finite(record.train_loss),
+        **({"logged": logged} if logged else {}),
         "metrics": {name: {key: _finite(value) for key, value in values.items()} for name, values in metrics.items()},
         "unmeasured": [_told(client, why) for client, why in record.unmeasured],
         "bytes": {

@@ -175,7 +175,8 @@ class RunWriter(RunDirectory):
             raise damaged(self.path / "history.jsonl", problem)
         before = self.history_content()
         lines = [line + b"\n" for line in before.split(b"\n")[:round]]
-        if round and round < self.recipe.training.rounds and round % self.recipe.evaluation.every:
+        only_as_last = bool(round < self.recipe.training.rounds and round % self.recipe.evaluation.every)
+        if round and only_as_last:
             last = json.loads(lines[-1])
             last["metrics"], last["unmeasured"], last["bytes"]["evaluation"] = {}, [], 0
             lines[-1] = _line(self.id, last)
@@ -187,7 +188,7 @@ class RunWriter(RunDirectory):
                     self.files.remove(f"{folder}/{name}" if folder else name)
         for folder in ("layers", "clients", MEMORY):
             for known in self.rounds(folder) if self.files.has(folder) else ():
-                if known > round:
+                if known > round or (known == round and folder == "clients" and only_as_last):
                     self.files.remove(round_file(folder, known))
                 else:
                     self.files.has(round_file(folder, known))  # a link is refused now, and not when it is first read

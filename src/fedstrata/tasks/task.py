@@ -208,6 +208,8 @@ class Task:
 
     `model()` builds a fresh model; it is called in a seeded scope. `clients` has each client's training data,
     `held_out` each client's own evaluation data, `evaluation` the server's data sets by name ("test", "validation", …).
+    `train(model, data, local)`, if given, is how a client trains: `data` is its entry of `clients`, `local` a
+    `fedstrata.Local`.
 
     Data has one of three forms. A *tuple* of two is (inputs, targets): each a tensor or array, or a nest (dict, tuple,
     namedtuple, list) of those, all with a row for each sample. What has `__len__` and `batch(indices)` makes batches by
@@ -222,6 +224,7 @@ class Task:
     held_out: Sequence[Any] | None = None
     loss: Callable[[Any, Any], Tensor] = nn.functional.cross_entropy
     metric: Metric = ACCURACY
+    train: Callable[[Any, Any, Any], object] | None = None
     name: str = "custom"
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What a run directory should remember of the data: its source, the clients × classes table."""
@@ -229,6 +232,8 @@ class Task:
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module):
             raise DataError(f"task {self.name!r}: model must be a function that builds a model, not a model")
+        if self.train is not None and not callable(self.train):
+            raise DataError(f"task {self.name!r}: train must be a function train(model, data, local), or None")
         if len(self.clients) == 0:
             raise DataError(f"task {self.name!r}: clients is empty")
         if self.held_out is not None and len(self.held_out) != len(self.clients):

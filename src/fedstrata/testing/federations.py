@@ -22,9 +22,11 @@ from fedstrata.algorithms import to_table
 from fedstrata.clients.client import Client
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.fit import Engine, fit
+from fedstrata.core.memory import tags
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
+from fedstrata.core.versions import Versions
 from fedstrata.engines.local import LocalEngine
 from fedstrata.recipes.experiment import Experiment, build_experiment
 from fedstrata.recipes.schema import load as load_recipe
@@ -34,7 +36,7 @@ from fedstrata.testing.report import Skipped, Unmet, check, expect
 from fedstrata.testing.subject import Subject, same
 
 ROUNDS = 3
-PARTS = ("objective", "weighting", "server")
+PARTS = ("objective", "weighting", "server", "memory")
 
 
 class Federation:
@@ -61,12 +63,19 @@ class Federation:
         """The states after each round, in this process."""
         return self.local()
 
-    def local(self, workers: int = 1, rounds: int = ROUNDS, state: ServerState | None = None) -> list[ServerState]:
-        """The states after each round on the local engine, from the beginning or from a state."""
+    def local(
+        self,
+        workers: int = 1,
+        rounds: int = ROUNDS,
+        state: ServerState | None = None,
+        versions: Versions | None = None,
+    ) -> list[ServerState]:
+        """The states after each round on the local engine, from the beginning or from a state and what clients know."""
         experiment = self.experiment()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 of every fork: torch has threads
             with LocalEngine(experiment.setup, workers, experiment.cohort_size) as engine:
+                engine.versions = engine.versions if versions is None else versions
                 return self.run(experiment, engine, rounds, state)
 
     def run(
@@ -118,11 +127,15 @@ def clients_train(subject: Subject) -> None:
 def resuming(subject: Subject) -> None:
     """A federation that is stopped after a round, saved and resumed ends as one that never stopped, bit for bit."""
     federation = _federation(subject)
-    stopped = federation.local(rounds=1)[-1]
+    versions, kept = Versions(), Versions()
+    stopped = federation.local(rounds=1, versions=versions)[-1]
+    for client, tag in tags(stopped.memory).items():
+        version = {name: tensor.numpy() for name, tensor in versions.of(client, tag).items()}
+        kept.put(client, tag, {name: torch.from_numpy(array) for name, array in load(save(version)).items()})
     arrays = load(save({name: tensor.contiguous().numpy() for name, tensor in _tensors(stopped).items()}))
     found = {name: torch.from_numpy(array) for name, array in arrays.items()}
     parts = {part: {n.partition("/")[2]: t for n, t in found.items() if n.startswith(f"{part}/")} for part in PARTS}
-    resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts))
+    resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts), versions=kept)
     _expect_same(resumed[-1], federation.uninterrupted[-1], f"after round {ROUNDS}")
 
 
@@ -157,6 +170,7 @@ class Nodes:
         self.sizes: np.ndarray = experiment.task.sizes()
         self._layers = experiment.layers
         self._clients = [Client(federation.experiment().setup) for _ in self.sizes]
+        self._versions = [Versions() for _ in self.sizes]
 
     def exchange(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
         """Every order's answer."""
@@ -173,7 +187,8 @@ class Nodes:
 
         try:
             arrived = codec.decode_order(sent(codec.encode_order(order, self._layers)), self._layers)
-            answer = self._clients[order.client].answer(arrived)
+            versions = self._versions[order.client]
+            answer = versions.detached(arrived, self._clients[order.client].answer(versions.attached(arrived)))
             if not isinstance(answer, Reply):
                 return answer
             reply = sent(codec.encode_reply(answer, arrived, self._layers))

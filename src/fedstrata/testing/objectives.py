@@ -26,14 +26,14 @@ def refresh(subject: Subject) -> None:
 def stiffness(subject: Subject) -> None:
     """The stiffness is a number ≥ 0 for a trainable tensor, or numbers that broadcast to its shape and dtype."""
     for what, layers in all_layers().items():
-        for when, spring in subject.springs(layers):
-            spring.refresh()
-            for name, found in spring.stiffness.items():
+        for when, term in subject.terms(layers):
+            term.refresh()
+            for name, found in term.stiffness.items():
                 where = f"for {name}, {when} ({what})"
                 expect(name in layers.entries, f"one {where}, which is no tensor of the model")
                 expect(layers.entries[name].trainable, f"one {where}, which is a buffer")
                 expect(isinstance(found, Tensor), f"a {type(found).__name__} {where}")
-                local, c = spring.local[name].detach(), found.detach()
+                local, c = term.local[name].detach(), found.detach()
                 expect(_fits(c.shape, local.shape), f"shape {list(c.shape)}, for {list(local.shape)}, {where}")
                 expect(torch.result_type(c, local) == local.dtype, f"{c.dtype}, for {local.dtype}, {where}")
                 expect(c.isfinite().all(), f"NaN, or a number that is infinite, {where}")
@@ -50,13 +50,13 @@ def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 def pull(subject: Subject) -> None:
     """The gradient of the proximal term is finite, and zero where training begins."""
     for what, layers in all_layers().items():
-        for when, spring in subject.springs(layers):
-            spring.refresh()
-            if subject.rule.differentiable and spring.stiffness:
-                spring.energy().backward()  # type: ignore[union-attr]
+        for when, term in subject.terms(layers):
+            term.refresh()
+            if subject.rule.differentiable and term.stiffness:
+                term.energy().backward()  # type: ignore[union-attr]
             else:
-                spring.pull()
-            for name, local in spring.local.items():
+                term.pull()
+            for name, local in term.local.items():
                 if local.grad is not None:
                     where = f"at {name} {when} ({what})"
                     expect(local.grad.isfinite().all(), f"a gradient with NaN or infinity {where}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.clients.training import Spring
+from fedstrata.clients.local import ProximalTerm
 from fedstrata.core import rng
 from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, State, Tensors
 from fedstrata.core.cohort import Cohort
@@ -140,8 +140,8 @@ class Subject:
                 found |= as_items(f"state {number}", getattr(state, self.axis, {}))
         return found, given
 
-    def springs(self, layers: Layers) -> Iterator[tuple[str, Spring]]:
-        """The objective's spring where training begins, and where the weights have moved."""
+    def terms(self, layers: Layers) -> Iterator[tuple[str, ProximalTerm]]:
+        """The objective's proximal term where training begins, and where the weights have moved."""
         state = self.begin(layers)
         later = self.rounds(history(layers)[:1])[-1][0]
         away = torch.from_numpy(rng.generator(0, "away").normal(size=layers.numel)).to(layers.dtype)
@@ -153,13 +153,13 @@ class Subject:
             anchor = layers.views(server.model, trainable_only=True)
             there = layers.views(server.model + moved, trainable_only=True)
             local = {name: tensor.detach().requires_grad_() for name, tensor in there.items()}
-            yield when, Spring(self.rule, server.objective, layers, local, anchor)
+            yield when, ProximalTerm(self.rule, server.objective, layers, local, anchor)
 
     def _pulls(self, layers: Layers, given: Given) -> Iterator[tuple[str, Tensor]]:
-        for when, spring in self.springs(layers):
-            given.note(state=spring.state, local=spring.local, anchor=spring.anchor)
-            spring.refresh()
-            yield from as_items(when, spring.stiffness).items()
+        for when, term in self.terms(layers):
+            given.note(state=term.state, local=term.local, anchor=term.anchor)
+            term.refresh()
+            yield from as_items(when, term.stiffness).items()
 
     def selection(self, count: int) -> Any:
         """The selection for a round of so many clients; None if it refuses that many."""

@@ -128,8 +128,7 @@ def forgetful(
     grid = FakeGrid(path, CLIENTS)
     lines: Any = serve(grid, {"recipe": str(path), "out": str(out), "wait": 10})
     done = [next(lines), next(lines)]
-    grid.leave(1001)
-    grid.join(1005, 1, memory=str(tmp_path / "new disk"))
+    grid.join(1001, 1, memory=str(tmp_path / "new disk"))
     return [*done, *lines], out
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
-from fedstrata.clients.training import draw_schedule
+from fedstrata.clients.local import draw_schedule
 from fedstrata.core import rng
 from fedstrata.core.messages import Order
 from fedstrata.recipes.schema import Training

@@ -1,11 +1,11 @@
-"""The client: a regression on made-up numbers, with the spring and the mod."""
+"""The client: a regression on made-up numbers, with the proximal term and the mod."""
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedstrata.flower import Spring, selection_mod
+from fedstrata.flower import Local, selection_mod
 
 
 def malformed(message, context, call_next):
@@ -36,14 +36,15 @@ def train(message, context):
     inputs = torch.randn(20 + 10 * who, 4, generator=draw)
     targets = inputs[:, who % 4, None] + 0.1 * torch.randn(len(inputs), 1, generator=draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    spring = Spring(message, model)
+    local = Local(message, model)
     for _ in range(3):
-        for x, y in spring.epoch(zip(inputs.split(10), targets.split(10), strict=True)):
+        local.epoch()
+        for x, y in zip(inputs.split(10), targets.split(10), strict=True):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             if context.run_config["fault"] != "no pull":
-                spring.pull()
+                local.pull()
             optimizer.step()
     metrics = MetricRecord({"num-examples": len(inputs)})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
-    return Message(spring.acknowledge(content), reply_to=message)
+    return Message(local.acknowledge(content), reply_to=message)
