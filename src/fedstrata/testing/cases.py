@@ -89,6 +89,7 @@ def cohort(
         model=torch.from_numpy(draw.normal(size=layers.numel)).to(layers.dtype),
         units=picked,
         reach=torch.from_numpy(draw.integers(1, 20, count)).double(),
+        lr=0.1,
         population=CLIENTS,
     )
 
