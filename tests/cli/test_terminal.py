@@ -566,7 +566,7 @@ def test_the_live_table_has_the_newest_runs_that_fit(height: int) -> None:
     recipe = fedstrata.load("quickstart")
     names = [f"fedldf:n={n}" for n in range(40)]
     jobs = tuple(Job(name, 0, recipe, Path(name)) for name in names)
-    line = {"round": 3, "metrics": {"test": {"accuracy": 0.5}}, "upload_total": 100}
+    line: Any = {"round": 3, "metrics": {"test": {"accuracy": 0.5}}, "upload_total": 100}
     console = Console(file=io.StringIO(), width=80, height=height)
     table = _live_table(console, Comparison(tuple(names), (0,), jobs, Path()), {(name, 0): line for name in names})
     with console.capture() as shown:

@@ -88,16 +88,16 @@ def cohort(
         sent=sent,
         model=torch.from_numpy(draw.normal(size=layers.numel)).to(layers.dtype),
         units=picked,
-        reach=torch.from_numpy(draw.integers(1, 20, count)).double(),
+        steps=(steps := torch.from_numpy(draw.integers(1, 10, count))),
+        reach=steps.double(),
         lr=0.1,
         population=CLIENTS,
     )
 
 
 def alike(one: Cohort, scale: float = 1.0) -> Cohort:
-    """The same cohort with the first update from everyone, who came to it in as many steps."""
-    updates = tuple(one.updates[0] * scale for _ in one.updates)
-    return replace(one, updates=updates, reach=torch.ones(len(one), dtype=torch.float64))
+    """The same cohort with the first update from everyone."""
+    return replace(one, updates=tuple(one.updates[0] * scale for _ in one.updates))
 
 
 def chosen(one: Cohort, rows: Sequence[int]) -> Cohort:
@@ -110,11 +110,12 @@ def chosen(one: Cohort, rows: Sequence[int]) -> Cohort:
         updates=tuple(one.updates[row] for row in at),
         sent=one.sent[at],
         units=None if one.units is None else one.units[at],
+        steps=None if one.steps is None else one.steps[at],
         reach=None if one.reach is None else one.reach[at],
     )
 
 
-def situations(layers: Layers, compares: str = "units") -> dict[str, Cohort]:
+def situations(layers: Layers) -> dict[str, Cohort]:
     """Cohorts that a rule must have an answer for, by what is said of them."""
     five = cohort(layers, 5)
     return {
@@ -127,25 +128,26 @@ def situations(layers: Layers, compares: str = "units") -> dict[str, Cohort]:
         "updates of zeros": alike(five, 0.0),
         "updates of about 1e-12": cohort(layers, 4, scale=1e-11),
         "updates of about 1e12": cohort(layers, 4, scale=1e13),
-        **{
-            "partial uploads" if one.units is None else "uploads of some units": one
-            for one in partial_uploads(layers, compares)
-        },
+        "partial uploads": cohort(layers, 5, partial=True),
+        "uploads of some units": cohort(layers, 5, units=True),
     }
 
 
-def partial_uploads(layers: Layers, compares: str = "units") -> list[Cohort]:
-    """Of some layers, and of some units, as far as a rule that `compares` these takes them."""
-    found = {"layers": cohort(layers, 5, partial=True), "units": cohort(layers, 5, units=True)}
-    return [one for what, one in found.items() if compares in (what, "units")]
+UPLOADS = ("models", "layers", "units")
+"""What clients send, from the coarsest to the finest."""
 
 
-def history(layers: Layers, compares: str = "units") -> list[Cohort]:
-    """Four rounds: of five clients, of others with partial uploads, of two that did not move, and of one."""
+def sends(one: Cohort) -> str:
+    """What the clients of a cohort sent."""
+    return "units" if one.units is not None else "models" if one.sent.all() else "layers"
+
+
+def history(layers: Layers, partial: bool = True) -> list[Cohort]:
+    """Four rounds: of five clients, of others with `partial` uploads, of two that did not move, and of one."""
     still = cohort(layers, 2, clients=[2, 7], round=3, scale=0.0)
     return [
         cohort(layers, 5, clients=[1, 2, 4, 7, 8]),
-        cohort(layers, 5, clients=[0, 2, 3, 4, 7], round=2, partial=compares != "models"),
+        cohort(layers, 5, clients=[0, 2, 3, 4, 7], round=2, partial=partial),
         still,
         cohort(layers, 1, clients=[4], round=4),
     ]
@@ -161,4 +163,5 @@ def federation(clients: int = 5) -> Task:
         return torch.from_numpy(pixels).float(), torch.from_numpy(labels)
 
     shards = [images(4 + 3 * (at % 4), at) for at in range(clients)]
-    return Task(model=Net, clients=shards, evaluation={"test": images(10, 0)}, name="check_rule")
+    held_out = [images(2, at) for at in range(clients)]
+    return Task(Net, shards, evaluation={"test": images(10, 0)}, held_out=held_out, name="check_rule")
