@@ -37,7 +37,6 @@ ELSEWHERE = {
     r"\S* --engine flower|fedstrata run .*--engine flower": "Flower's own processes; tests/engines/flower has them",
     r"make ": "minutes to hours",
     r"fedstrata \w+ runs/hospitals": "a run of examples/hospitals.py, which takes minutes",
-    r"fedstrata watch": "somebody who looks, until Ctrl-C",
     r"python -m (reproductions|benchmarks)": "hours, or results of them",
     r"fedstrata report reproductions/": "results of hours",
 }
