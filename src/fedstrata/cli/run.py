@@ -118,6 +118,8 @@ def summary_table(run: Run) -> Table:
     measured = summary["measured_in_round"]
     when = "" if measured in (None, summary["rounds"]) else f" in round {measured}"
     table.add_row(metric, f"{number(summary[metric])}{when} (best {number(summary['best'])})")
+    if measured is not None and (worst := run.worst_tenth(measured)) is not None:
+        table.add_row("worst tenth", f"{number(worst)} (mean over the clients that fare worst)")
     if target is not None:
         reached = summary["rounds_to_target"]
         table.add_row(f"rounds to {target:g}", str(reached) if reached else f"not reached in {summary['rounds']}")

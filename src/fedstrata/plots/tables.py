@@ -220,7 +220,8 @@ def of_record(record: LayerRecord, quantity: Quantity) -> np.ndarray:
         divergence, norm = record["divergence"], record["norm"]
         values = np.divide(divergence, norm, out=np.full(norm.shape, np.nan), where=norm > 0)
     elif quantity.name in ("sent_share", "weight_share"):
-        values = record[quantity.source].mean(axis=1)
+        shares = record[quantity.source]
+        values = shares.mean(axis=1) if shares.shape[1] else np.full(len(shares), np.nan)
     else:
         values = record[quantity.source].astype(np.float64)
     shown: np.ndarray = values * quantity.factor

@@ -28,7 +28,7 @@ from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.memory import OWN, PRIVATE, Version
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
-from fedstrata.core.training import LocalTraining
+from fedstrata.core.training import LocalTraining, check_training
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.held_out import with_held_out
@@ -220,20 +220,16 @@ def build_experiment(recipe: Recipe, task: Task | SeededTask | None = None, data
         raise RecipeError("training.clients_per_round", wanted, f"there are only {len(task.clients)} clients")
     algorithm = recipe.built_algorithm
     check_cohort(algorithm, recipe.training.participation.cohort_size(holders))
-    _check_training(recipe, algorithm)
+    _check_epochs(recipe, algorithm)
     layers = _layers(model, recipe, algorithm)
     _check_builder(model, build(), layers)
     _check_loop(task, algorithm, recipe.training.local, model)
     return Experiment(recipe, task, algorithm, build, layers, layers.flatten(model), data)
 
 
-def _check_training(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Refuse local training that a rule cannot be used with."""
+def _check_epochs(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuse so few local epochs that clients would have nothing to send."""
     training, objective = recipe.training.local, algorithm.objective
-    for rule in (objective, algorithm.weighting, algorithm.server):
-        if getattr(rule, "needs_reach", False) and training.reach(1) is None:
-            problem = f"{type(rule).__name__} must know how far local steps reach: it takes SGD"
-            raise RecipeError("training.optimizer", training.optimizer, problem)
     if not algorithm.private or not isinstance(objective, MovesSome) or training.steps is not None:
         return
     if all(objective.moves(epoch) == "private" for epoch in range(training.epochs)):

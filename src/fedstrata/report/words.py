@@ -199,7 +199,9 @@ _RECENT = 10
 
 
 def _pairs(record: Mapping[str, np.ndarray], name: str) -> Iterator[tuple[int, float]]:
-    values = record[name].mean(axis=1) if record[name].ndim == 2 else record[name]
+    values = record[name]
+    if values.ndim == 2:  # without a layer that travels there is no mean
+        values = values.mean(axis=1) if values.shape[1] else np.full(len(values), np.nan)
     yield from zip(record["clients"].tolist(), values.tolist(), strict=True)
 
 

@@ -155,11 +155,15 @@ class RunDirectory:
     def clients(self, round: int) -> dict[str, np.ndarray]:
         """What every client was measured to after a round; `RunDirectoryError`, if none was."""
         name = round_file("clients", round)
-        if not self.files.has("clients") or not self.files.has(name):
+        if not self.measured_clients(round):
             raise RunDirectoryError(f"{self.path / name}: no client was measured in round {round}")
         arrays, metadata = self.files.read_arrays(name)
         self.require_ours(name, metadata, round)
         return formats.read_clients(arrays, self.path / name)
+
+    def measured_clients(self, round: int) -> bool:
+        """Whether it is known what each client was measured to."""
+        return self.files.has("clients") and self.files.has(round_file("clients", round))
 
     def rounds(self, folder: str) -> list[int]:
         """The rounds of which a folder has a file. One with a name of another kind is somebody's copy, and not ours."""

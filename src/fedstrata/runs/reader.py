@@ -83,6 +83,14 @@ class Run:
         """What every client was measured to after a round: `client`, `samples`, `loss`, `metric`, `taken_part`."""
         return self.directory.clients(round)
 
+    def worst_tenth(self, round: int) -> float | None:
+        """The mean over the tenth of the clients that fared worst after a round, at least one; None, if unknown."""
+        if not self.directory.measured_clients(round):
+            return None
+        values = sorted(self.clients(round)["metric"].tolist(), reverse=self.metric.direction == "min")
+        worst = values[: max(1, len(values) // 10)]
+        return sum(worst) / len(worst)
+
     def finished(self, history: list[Line] | None = None) -> bool:
         """Whether nothing is left to run."""
         lines = self.history() if history is None else history

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+pytest.importorskip("flwr")
+
 from fedstrata.core.errors import MemoryLost, MessageError
 from fedstrata.core.messages import Order
+from fedstrata.core.record import RoundFailed
+from fedstrata.deployment.server import serve
 from fedstrata.nodes.memory import NodeMemory
+from fedstrata.runs.reader import Run
+from tests.support.fake_grid import FakeGrid
+
+RecipeFile = Callable[..., Path]
+CLIENTS = 4
 
 RUN = "0123abcd"
 
@@ -83,3 +94,68 @@ def test_a_torn_file_is_none(tmp_path: Path) -> None:
     memory.put(order(1), version(1))
     (tmp_path / RUN / "3" / "2.0.safetensors.partial").write_bytes(b"half")
     assert memory.tags() == [(1, 0)]
+
+
+# --- in a federation -------------------------------------------------------------------------------------------------
+
+
+def forgetful(
+    recipe: RecipeFile, tmp_path: Path, algorithm: str, settings: dict[str, Any] | None = None
+) -> tuple[list[Any], Path]:
+    """After round 2 client 1's node comes back without its memory."""
+    training = {"training.rounds": 4, "training.min_replies": 0.5}
+    path, out = recipe({"algorithm": {"name": algorithm}, **training, **(settings or {})}), tmp_path / "run"
+    grid = FakeGrid(path, CLIENTS)
+    lines: Any = serve(grid, {"recipe": str(path), "out": str(out), "wait": 10})
+    done = [next(lines), next(lines)]
+    grid.join(1001, 1, memory=str(tmp_path / "new disk"))
+    return [*done, *lines], out
+
+
+def test_a_node_that_lost_its_memory_says_what_it_has(recipe: RecipeFile, tmp_path: Path) -> None:
+    lines, _ = forgetful(recipe, tmp_path, "scaffold")
+    why = "it does not have what its client is to remember (MemoryLost); it has none; its own log says more"
+    assert [[(who["client"], who["reason"]) for who in line["lost"]] for line in lines] == [
+        [],
+        [],
+        [(1, why)],
+        [(1, why)],
+    ]
+
+
+def test_a_node_that_lost_its_memory_can_start_afresh(
+    recipe: RecipeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines, out = forgetful(recipe, tmp_path, "fedper", {"engine.lost_memory": "afresh"})
+    assert [line["lost"] for line in lines] == [[], [], [], []]
+    said = "client 1 has no memory of round 2, attempt 0; it has none at all; it starts afresh, as the server wants it"
+    assert caplog.messages.count(said) == 1
+    kept = sorted(file.name for file in (tmp_path / "new disk").rglob("*.safetensors"))
+    assert kept == ["3.0.safetensors", "4.0.safetensors"]
+    assert Run(out).clients(4)["taken_part"].all()
+
+
+def test_a_node_without_a_place_for_memory_says_so(recipe: RecipeFile, tmp_path: Path) -> None:
+    path = recipe({"algorithm": {"name": "fedper"}, "training.attempts": 1})
+    grid = FakeGrid(path, CLIENTS)
+    for context in grid.nodes.values():
+        context.node_config["memory"] = ""
+    with pytest.raises(RoundFailed, match=r"it does not have what its client is to remember \(RecipeError\)"):
+        list(serve(grid, {"recipe": str(path), "out": str(tmp_path / "run"), "wait": 10}))
+
+
+def test_no_memory_is_in_any_message(recipe: RecipeFile, tmp_path: Path) -> None:
+    """Of FedPer's messages none has the private layer, by name or as so many numbers, either way."""
+    path = recipe({"algorithm": {"name": "fedper"}})
+    grid = FakeGrid(path, CLIENTS)
+    list(serve(grid, {"recipe": str(path), "out": str(tmp_path / "run"), "wait": 10}))
+    run = Run(tmp_path / "run")
+    private = run.about.private[0].rpartition(".")[0]
+    arrays = [
+        (name, key, array.shape)
+        for content in [*(message.content for message in grid.sent), *(reply for _, reply, _ in grid.wire)]
+        for name, record in content.array_records.items()
+        for key, array in record.items()
+    ]
+    assert {key for name, key, _ in arrays if name in ("model", "layers")} == set(run.layer_names)
+    assert all(key != private and shape != (50,) for _, key, shape in arrays)
