@@ -20,7 +20,9 @@ from fedstrata.core.errors import UserError
 from fedstrata.plots import arms, saving, tables, tabular
 from fedstrata.plots.quantities import LAYERED
 from fedstrata.plots.tables import Scale, Table, extent, interesting, quantile, shown_rounds
+from fedstrata.report import View
 from fedstrata.runs.comparison import read_comparison
+from fedstrata.runs.probes import Probe, Sizes, store_probe
 from tests.support.make_runs import make_run
 
 
@@ -236,3 +238,31 @@ def test_names_are_no_formulas_of_charts(tmp_path: Path) -> None:
     assert "alert" not in json.dumps(spec)
     assert evil in {row["layer"] for row in rows}
     assert tables.MOST_ROUNDS > 100
+
+
+# --- who harms -------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_is_a_picture(tmp_path: Path) -> None:
+    """Harm is the loss of the model as it is, 2, minus that without: of client 1 in the layer `second` 2 − 0.5."""
+    writer = make_run(tmp_path / "run", clients=2)
+    both, client, layer = np.array([[2.0, 2.5], [1.0, 0.5]]), np.array([2.25, 0.75]), np.array([1.75, 3.0])
+    sizes = Sizes(2.0, 4.0, client, layer, both)
+    found = Probe(3, "test", "accuracy", np.array([0, 1]), ["first", "second"], "the history", True, sizes, sizes)
+    store_probe(writer, found)
+    rows = plots.probe(fedstrata.Run(tmp_path / "run")).to_dict()["data"]["values"]
+    assert {(row["client"], row["layer"]): row["value"] for row in rows} == {
+        ("(all clients)", "first"): 0.25,
+        ("(all clients)", "second"): -1.0,
+        ("(all clients)", "(all its layers)"): None,
+        ("0", "first"): 0.0,
+        ("0", "second"): -0.5,
+        ("0", "(all its layers)"): -0.25,
+        ("1", "first"): 1.0,
+        ("1", "second"): 1.5,
+        ("1", "(all its layers)"): 1.25,
+    }
+    view = View.of([tmp_path / "run"])
+    assert "probe" in {section["id"] for section in view.outline()["sections"]}
+    assert view.part("probe/0")["ends"] == {"low": -1.5, "high": 1.5}
+    assert "Without client 1 the loss" in view.part("probed/0")["findings"][0]["text"]

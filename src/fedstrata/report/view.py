@@ -29,10 +29,10 @@ from fedstrata.report.sections import sections
 BUDGET = 1_300_000
 """Characters for the numbers of every client and layer in a report."""
 
-LIVE_BUDGET = 20_000_000
-"""The same where a part is fetched only when it is looked at."""
+PART_BUDGET = 8_000_000
+"""Characters of one part that is fetched when somebody looks at it: of one run and quantity."""
 
-MOST_CELLS = 30_000
+MOST_CELLS = 20_000
 """Cells that one picture has."""
 
 _CHARACTERS = 4  # of a packed number
@@ -44,7 +44,8 @@ T = TypeVar("T")
 class View:
     """Runs that are looked at together, and what is shown of them."""
 
-    def __init__(self, sources: Sequence[Source], left_out: Sequence[str] = (), budget: int = BUDGET) -> None:
+    def __init__(self, sources: Sequence[Source], left_out: Sequence[str] = (), budget: int | None = BUDGET) -> None:
+        """A `budget` for all numbers of clients and layers; None where each part is fetched when it is looked at."""
         self.sources, self.left_out = list(sources), list(left_out)
         self.arms = arms_of(self.sources)
         self.runs = [source for arm in self.arms for source in arm.sources]
@@ -61,7 +62,7 @@ class View:
             raise RunDirectoryError(problems[0])
         return cls(whole, problems, budget)
 
-    def _detail(self, budget: int) -> tuple[bool, int]:
+    def _detail(self, budget: int | None) -> tuple[bool, int]:
         """Whether clients are summarised, and every how many rounds are shown: everything, if it fits."""
         price = _CHARACTERS * len(LAYERED)
         sizes = [(source, sum(line["clients"] for line in source.history)) for source in self.runs if source.recorded]
@@ -69,6 +70,9 @@ class View:
         summarised = sum(price * len(source.layers) * len(tables.SUMMARY) * len(source.history) for source, _ in sizes)
         tall = max((max(len(s.layers), s.history[-1]["clients"]) * len(s.history) for s, _ in sizes), default=0)
         every = max(1, math.ceil(tall / MOST_CELLS))
+        if budget is None:
+            largest = max((_CHARACTERS * len(source.layers) * clients for source, clients in sizes), default=0)
+            return False, max(every, math.ceil(largest / PART_BUDGET))
         if one_by_one / every <= budget:
             return False, every
         return True, max(every, math.ceil(summarised / budget))

@@ -23,7 +23,7 @@ from fedstrata.core.errors import FedstrataError, RunDirectoryError, UserError
 from fedstrata.formatting import duration
 from fedstrata.plots.arms import Source
 from fedstrata.report.page import as_json, render
-from fedstrata.report.view import LIVE_BUDGET, Part, View
+from fedstrata.report.view import Part, View
 from fedstrata.runs.reader import Run
 from fedstrata.watch.following import Following
 
@@ -84,7 +84,7 @@ class Server(ThreadingHTTPServer):
                     raise RunDirectoryError(problems[0])
                 if not sources:
                     raise KeyError(key)
-                view = View(sources, problems, LIVE_BUDGET)
+                view = View(sources, problems, budget=None)
             self._views[key] = (version, view)
             while len(self._views) > _KEPT_VIEWS:
                 del self._views[next(iter(self._views))]
