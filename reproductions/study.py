@@ -278,7 +278,9 @@ class Study(BaseModel):
         """What a run will not record is known before it runs."""
         rounds, evaluation = recipe.training.rounds, recipe.evaluation
         of_clients = ["clients.worst_tenth"] if "clients" in evaluation.on else []
-        evaluated = [f"{place}.{what}" for place in evaluation.on for what in ("loss", "accuracy", "error")] + of_clients
+        evaluated = [
+            f"{place}.{what}" for place in evaluation.on for what in ("loss", "accuracy", "error")
+        ] + of_clients
         for name, what in self.measures.items():
             field = f"measures.{name}"
             if what.round is not None and what.round > rounds:

@@ -6,10 +6,12 @@ import contextlib
 import copy
 import functools
 import io
+import os
+import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +171,17 @@ def blobs() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         return torch.from_numpy(points).float(), torch.from_numpy(labels)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        problem = "no chromium on the PATH (Debian: apt-get install chromium)"
+        pytest.fail(problem) if "CI" in os.environ else pytest.skip(problem)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()

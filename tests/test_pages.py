@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -35,14 +36,18 @@ ELSEWHERE = {
     r"scp ": "another machine",
     r"\S* --engine flower|fedstrata run .*--engine flower": "Flower's own processes; tests/engines/flower has them",
     r"make ": "minutes to hours",
+    r"fedstrata \w+ runs/hospitals": "a run of examples/hospitals.py, which takes minutes",
+    r"fedstrata watch": "somebody who looks, until Ctrl-C",
     r"python -m (reproductions|benchmarks)": "hours, or results of them",
     r"fedstrata report reproductions/": "results of hours",
+    r"fedstrata watch": "it goes on until it is ended; tests/watch has it",
 }
 """Commands that are parsed and not run, and what they need."""
 
 BEFORE = {
     "run-directory.md": ["run quickstart --out runs/example --set training.rounds=5"],
     "report.md": [
+        "run quickstart --out runs/example --set training.rounds=5",
         "run quickstart -a fedlayerwise",
         "run quickstart --out runs/one",
         "run quickstart --out runs/two",
@@ -89,6 +94,8 @@ def parse(words: list[str]) -> None:
         parse_options(studies, words[3:])
     elif words[:2] == ["python", "-m"]:
         assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").exists(), words
+    elif program == "python":
+        assert (ROOT / "examples" / words[1]).exists(), words
     elif program == "make":
         assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for target in rest), words
     elif program.endswith("pip"):
@@ -97,7 +104,7 @@ def parse(words: list[str]) -> None:
         assert set(named) <= set(extras), words
         assert all((ROOT / file).exists() for option, file in pairwise(rest) if option == "-c"), words
     else:
-        assert program in ("python3", "source", ".", "scp", "rm"), words
+        assert program in ("python3", "source", ".", "cd", "scp", "rm"), words
 
 
 def parse_options(app: typer.Typer, words: list[str]) -> None:
@@ -184,6 +191,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def supplied(page: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Names that a page's Python has from the app around it."""
+    if page.name == "README.md":
+        north, east, west = ({"body": np.full(4, at), "head": np.full(2, at)} for at in (1.0, 2.0, 4.0))
+        return {"model": {"body": np.zeros(4), "head": np.zeros(2)}, "north": north, "east": east, "west": west}
     if page.name != "flower-strategy.md":
         return {}
     from flwr.app import ArrayRecord
@@ -234,7 +244,7 @@ def test_a_page_does_what_it_shows(page: Path, place: Path, cli: Any, monkeypatc
 
 def found(word: str) -> str:
     """`runs/quickstart-…` is what begins so."""
-    return str(min(Path().glob(word.replace("…", "*")))) if word.endswith("…") else word
+    return str(min(Path().glob(word.replace("…", "*")))) if "…" in word else word
 
 
 def forget(module: str) -> None:

@@ -51,6 +51,7 @@ def test_fedldf_has_the_updates_at_hand() -> None:
 
 
 NAMES = ["fedavg", "fedadp", "fedlayerwise", "fedldf", "hdfl", "random_layers", "neuron_pruning"]
+NAMES += ["fedadam", "fedexp", "ida", "multi_krum", "median", "norm_bounding"]
 
 
 @pytest.mark.parametrize("name", NAMES)

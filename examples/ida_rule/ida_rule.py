@@ -1,7 +1,8 @@
 """IDA, inverse distance aggregation (Yeganeh et al., MICCAI workshops 2020): who is far from the mean counts less.
 
 α_k = 1 / (‖ω_avg − ω_k‖₁ + ε), with the plain mean ω_avg of the clients' parameters. With partial uploads a layer's
-mean is its senders', and a client's distance is taken over the layers that it sent.
+mean is its senders', and a client's distance is taken over the layers that it sent. (fedstrata's own `ida` reads the
+paper with Euclidean distances from FedAvg's mean.)
 """
 
 from dataclasses import dataclass

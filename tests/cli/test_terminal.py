@@ -540,3 +540,40 @@ def test_help_is_ascii() -> None:
     found = [text for commands in (app, reproductions_app) for text in texts(typer.main.get_command(commands))]
     assert len(found) > 100
     assert [text for text in found if not text.isascii()] == []
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def test_names_stay_apart_at_eighty_columns(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs whose long names differ only at their ends are two names in the list, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"quickstart-of-a-hospital-with-a-long-name-fedlayerwise-s{seed}-20261119-101112" for seed in (11, 12)]
+    for name in names:
+        make_run(tmp_path / "runs" / name)
+    lines = cli("list", "runs").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    first = "".join(line.split("│")[1].strip() for line in lines if line.count("│") > 4)
+    assert all(f"runs/{name}" in first for name in names)
+
+
+@pytest.mark.parametrize("height", [12, 25])
+def test_the_live_table_has_the_newest_runs_that_fit(height: int) -> None:
+    from fedstrata.cli.compare import _live_table
+    from fedstrata.runs.comparison import Comparison, Job
+
+    recipe = fedstrata.load("quickstart")
+    names = [f"fedldf:n={n}" for n in range(40)]
+    jobs = tuple(Job(name, 0, recipe, Path(name)) for name in names)
+    line: Any = {"round": 3, "metrics": {"test": {"accuracy": 0.5}}, "upload_total": 100}
+    console = Console(file=io.StringIO(), width=80, height=height)
+    table = _live_table(console, Comparison(tuple(names), (0,), jobs, Path()), {(name, 0): line for name in names})
+    with console.capture() as shown:
+        console.print(table)
+    text = shown.get()
+    assert len(text.splitlines()) <= height - 3
+    assert len(text.splitlines()) >= height - 5
+    assert "fedldf:n=39 " in text
+    assert "fedldf:n=0 " not in text
+    assert f"below {40 - table.row_count} earlier runs" in text

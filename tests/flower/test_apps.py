@@ -520,6 +520,10 @@ UNSAFE = {
     "RandomClients": algorithms.hdfl(n=2),
     "FedAdp": algorithms.fedadp(),
     "FedLayerWise": algorithms.fedlayerwise(),
+    "Krum": algorithms.krum(),
+    "FedAdam": algorithms.fedadam(),
+    "Median": algorithms.median(),
+    "NormBounding": algorithms.norm_bounding(bound=1.0),
     "Larger": Algorithm(Plain(), Everything(), Larger()),
     "Doubled": replace(algorithms.fedavg(), server=Doubled()),
 }

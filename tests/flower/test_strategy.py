@@ -497,6 +497,8 @@ def test_what_a_strategy_refuses() -> None:
         Strategy(algorithms.fedlayerwise)  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"NeuronPruning.*picks units on the client"):
         Strategy(algorithms.neuron_pruning())
+    with pytest.raises(RecipeError, match=r"algorithm\.weighting = 'FedNova': needs to know each client's local steps"):
+        Strategy(algorithms.fednova())
     with pytest.raises(BadValue, match="min_replies"):
         Strategy(algorithms.fedavg(), min_replies=0)
     with pytest.raises(TypeError, match="fraction_fit"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,26 +19,13 @@ from safetensors.numpy import load_file
 from fedstrata.plots import tables
 from fedstrata.report import write
 from tests.support.make_runs import make_run
+from tests.support.views import until
 
 if "CI" not in os.environ:
     pytest.importorskip("playwright")
 
 LONG = "a_very_long_name_without_any_space_in_it." * 6
 EVIL = "</script><script>hacked = 1</script><img src=x onerror='hacked = 1'>"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        problem = "no chromium on the PATH (Debian: apt-get install chromium)"
-        pytest.fail(problem) if "CI" in os.environ else pytest.skip(problem)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +67,6 @@ def drawn(page: Any) -> None:
         "one.querySelector('.chart p') || one.getBoundingClientRect().top > innerHeight + 400 || "
         "one.getBoundingClientRect().bottom < -400)",
     )
-
-
-def until(page: Any, function: str, *arguments: Any) -> None:
-    """Wait; Playwright's own way to do so needs `eval`, which these pages do not have."""
-    for _ in range(300):
-        if page.evaluate(function, *arguments):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(function)
 
 
 @pytest.fixture

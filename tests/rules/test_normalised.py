@@ -106,13 +106,34 @@ def test_a_straggler_counts_as_much_as_its_data() -> None:
 
 def test_fednova_where_no_step_has_a_reach(recipe: Any) -> None:
     adam = TRAINING.model_copy(update={"optimizer": "adam", "momentum": 0.0})
-    problem = "training.optimizer = 'adam': FedNova divides by how far local steps reach, for which only SGD has"
+    problem = "training.optimizer = 'adam': FedNova must know how far local steps reach: it takes SGD"
     with pytest.raises(RecipeError, match=problem):
         final(FedNova(), training=adam)
     with pytest.raises(RecipeError, match=problem):
         fedstrata.load(recipe({"algorithm.name": "fednova", "training.optimizer": "adam"}))
     with pytest.raises(RuleError, match="weighting FedNova needs the reach of local steps"):
         FedNova().weigh(cohort(vectors(1), [[1]], [1]), {})
+
+
+def own_loop(reports: bool) -> Any:
+    """SGD, by hand; it takes the order's batches, or others of which nobody knows."""
+
+    def train(model: nn.Module, data: Any, local: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=local.lr, momentum=TRAINING.momentum)
+        for x, y in local.batches() if reports else [data]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    return train
+
+
+def test_fednova_with_a_training_loop_of_ones_own() -> None:
+    """One that reports its steps is taken for SGD with the recipe's momentum; another one has no known reach."""
+    found = final(FedNova(), replace(UNEQUAL, train=own_loop(reports=True)))
+    torch.testing.assert_close(found, final(FedNova()), rtol=1e-9, atol=1e-9)
+    with pytest.raises(RuleError, match="weighting FedNova needs the reach of local steps"):
+        final(FedNova(), replace(UNEQUAL, train=own_loop(reports=False)))
 
 
 def test_fednova_where_nobody_knows_the_steps() -> None:

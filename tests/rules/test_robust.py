@@ -80,6 +80,15 @@ def test_krum_takes_the_first_of_equals() -> None:
     assert moved(fedstrata.krum(byzantine=0), [[3.0], [2.0], [1.0], [0.0]]) == [2]
 
 
+def test_krum_leaves_out_who_sent_nothing() -> None:
+    """Of 1, 2 and 5 the first two tie; somebody at 0 who sent nothing is no neighbour, and no winner."""
+    sent = [[False], [True], [True], [True]]
+    round = cohort(vectors(1), [[0.0], [1.0], [2.0], [5.0]], [1] * 4, sent=sent)
+    assert Krum().scores(round).tolist() == [float("inf"), 1, 1, 9]
+    assert after(fedstrata.krum(), round).tolist() == [1]
+    assert after(fedstrata.krum(), cohort(vectors(1), [[0.0], [7.0]], [1] * 2, sent=sent[:2])).tolist() == [7]
+
+
 def test_median_by_hand() -> None:
     """Of three the second, of four the mean of the second and third."""
     assert moved(fedstrata.median(), [[5, 0], [1, -8], [2, 3]]) == [2, 0]

@@ -18,6 +18,7 @@ from torch import nn
 import fedstrata
 from fedstrata.core.errors import RunDirectoryError
 from fedstrata.core.status import Status, StatusKind
+from fedstrata.report import View
 from fedstrata.runs import formats
 from fedstrata.runs.reader import Run
 from fedstrata.tasks.task import Task
@@ -184,7 +185,7 @@ def test_one_damaged_run_is_left_out_of_a_report_and_said(tmp_path: Path, cli: A
     assert first.startswith("left out: runs/1/history.jsonl is damaged in line 1: clients = -1: ")
     assert second.startswith("left out: runs/2/layers/000003.safetensors is damaged: ")
     assert "Left out" in Path("report.html").read_text()
-    assert [run["seed"] for run in fedstrata.report.collect([Path("runs")])["series"][0]["runs"]] == [0]
+    assert [source.seed for source in View.of([Path("runs")]).runs] == [0]
     assert cli("report", "runs/0", "runs/1").code == 2  # what was asked for by name
     shutil.rmtree(tmp_path / "runs" / "0")
     answer = cli("report", "runs")

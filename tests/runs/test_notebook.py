@@ -204,7 +204,7 @@ def test_without_pandas(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(
             fedstrata.MissingExtra, match=rf"{name}\.frame\(\) needs pandas: pip install .*\[notebook\]"
         ):
-            shown.frame()  # type: ignore[attr-defined]
+            shown.frame()
 
 
 # --- progress --------------------------------------------------------------------------------------------------------

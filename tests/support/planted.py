@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedstrata import Combination, FedLDF, FedProx, Objective, SampleSize, ServerStep, Weighting
+from fedstrata.objectives import Scaffold
 
 # What is wrong in these rules is often their types, too: a method's arguments and results are `Any`.
 
@@ -71,7 +72,7 @@ class ForgetsAnOption(Objective):
 class Counts(ServerStep):
     """Remembers on the object how often it was asked."""
 
-    def step(self, old: Any, aggregate: Any, state: Any, layers: Any, *more: Any) -> Any:
+    def step(self, old: Any, aggregate: Any, state: Any, cohort: Any) -> Any:
         object.__setattr__(self, "asked", getattr(self, "asked", 0) + 1)
         return old + (aggregate - old) / self.asked, state  # type: ignore[attr-defined]
 
@@ -143,6 +144,19 @@ class HalfPrecisionState(FedProx):
 
     def init(self, layers: Any) -> Any:
         return {"mu": torch.tensor([self.mu], dtype=torch.float16)}
+
+
+@dataclass(frozen=True)
+class ForgetsInPlace(Scaffold):
+    def remember(self, memory: Any, work: Any) -> Any:
+        memory["c"].add_(work.update)
+        return memory
+
+
+@dataclass(frozen=True)
+class MemoryThatGrows(Scaffold):
+    def remember(self, memory: Any, work: Any) -> Any:
+        return {"c": torch.cat([memory["c"], work.update])}
 
 
 # --- selections ------------------------------------------------------------------------------------------------------
@@ -347,12 +361,26 @@ class NearTheMeanOfAll(Weighting):
         return (1 / (away + 1e-6)).expand(-1, len(cohort.layers)), state
 
 
+@dataclass(frozen=True)
+class OneGain(SampleSize):
+    def gain(self, cohort: Any) -> Any:
+        return cohort.steps.double().mean()
+
+
+@dataclass(frozen=True)
+class GainOfZeroUpdates(SampleSize):
+    """0/0 where nothing moved."""
+
+    def gain(self, cohort: Any) -> Any:
+        return cohort.mean_squared / cohort.update_squared.mean(0)
+
+
 # --- server steps ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Rounded(ServerStep):
-    def step(self, old: Any, aggregate: Any, state: Any, layers: Any, *more: Any) -> Any:
+    def step(self, old: Any, aggregate: Any, state: Any, cohort: Any) -> Any:
         return aggregate.double(), state
 
 
@@ -360,19 +388,19 @@ class Rounded(ServerStep):
 class UnitStep(ServerStep):
     """0/0 where nothing moved."""
 
-    def step(self, old: Any, aggregate: Any, state: Any, layers: Any, *more: Any) -> Any:
+    def step(self, old: Any, aggregate: Any, state: Any, cohort: Any) -> Any:
         return old + (aggregate - old) / (aggregate - old).norm(), state
 
 
 @dataclass(frozen=True)
 class MovesTheOldModel(ServerStep):
-    def step(self, old: Any, aggregate: Any, state: Any, layers: Any, *more: Any) -> Any:
+    def step(self, old: Any, aggregate: Any, state: Any, cohort: Any) -> Any:
         return old.add_(aggregate - old, alpha=0.5), state
 
 
 @dataclass(frozen=True)
 class Shrinks(ServerStep):
-    def step(self, old: Any, aggregate: Any, state: Any, layers: Any, *more: Any) -> Any:
+    def step(self, old: Any, aggregate: Any, state: Any, cohort: Any) -> Any:
         return 0.9 * aggregate, state
 
 
@@ -383,7 +411,7 @@ class MomentumOfEverything(ServerStep):
     def init(self, layers: Any) -> Any:
         return {"velocity": torch.zeros(layers.numel, dtype=layers.dtype)}
 
-    def step(self, old: Any, aggregate: Any, state: Any, layers: Any, *more: Any) -> Any:
+    def step(self, old: Any, aggregate: Any, state: Any, cohort: Any) -> Any:
         velocity = self.beta * state["velocity"] + aggregate - old
         return old + velocity, {"velocity": velocity}
 
@@ -447,6 +475,8 @@ PLANTED: list[tuple[Any, str]] = [
     (MovesTheAnchor(), "arguments_stay"),
     (ByDriftWithoutDrift(), "state_has_one_form"),
     (HalfPrecisionState(), "flower"),
+    (ForgetsInPlace(), "memory"),
+    (MemoryThatGrows(), "memory"),
     (DrawsForItself(), "same_twice"),
     (DrawsGlobally(), "no_global_generator"),
     (Floats(), "mask"),
@@ -460,6 +490,8 @@ PLANTED: list[tuple[Any, str]] = [
     (NoEpsilon(), "weights"),
     (Cosines(), "weights"),
     (OneForEachClient(), "weights"),
+    (OneGain(), "gain"),
+    (GainOfZeroUpdates(), "gain"),
     (Noisy(), "no_global_generator"),
     (DrawsInPython(), "no_global_generator"),
     (ByPosition(), "order_of_clients"),

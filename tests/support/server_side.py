@@ -136,7 +136,8 @@ def by_trimmed_mean(uploads: Uploads, trim: float) -> list[float]:
 
 
 def by_norm_bounding(uploads: Uploads, bound: float | None) -> list[float]:
-    bound = statistics.median([one.norm for one in uploads]) if bound is None else bound
+    if bound is None:
+        bound = statistics.median([one.norm for one in uploads if any(one.sent)] or [0.0])
     shorter = []
     for one in uploads:
         factor = min(1.0, bound / one.norm) if one.norm > 0 else 1.0

@@ -32,6 +32,12 @@ ALGORITHMS = {
     "adaptive_mu": algorithms.adaptive_mu(mu0=0.5),
     "fedlap": algorithms.fedlap(),
     "fedlap through λ": algorithms.fedlap(through=True),
+    "fedyogi": algorithms.fedyogi(),
+    "fedexp": algorithms.fedexp(),
+    "ida": algorithms.ida(),
+    "multi_krum": algorithms.multi_krum(),
+    "trimmed_mean": algorithms.trimmed_mean(),
+    "norm_bounding": algorithms.norm_bounding(),
     "all three axes": replace(algorithms.fedldf(n=3), objective=FedLap(q=0.9), weighting=FedLayerWise()),
 }
 

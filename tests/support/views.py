@@ -60,3 +60,12 @@ def on_page(page: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return dict(json.loads(found[1]))
+
+
+def until(page: Any, function: str, *arguments: Any) -> None:
+    """Wait; Playwright's own way to do so needs `eval`, which these pages do not have."""
+    for _ in range(300):
+        if page.evaluate(function, *arguments):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(function)

@@ -235,6 +235,16 @@ def test_a_loss_and_a_metric_of_ones_own_for_targets_that_are_numbers(tmp_path: 
     assert {"error", "loss"} <= set(rounds[-1][1].metrics["clients"])
 
 
+def test_without_a_test_set_a_run_is_evaluated_on_clients(tmp_path: Path) -> None:
+    task = tasks.from_dataset(hub(), inputs="image", targets="label", partition_by="hospital", model="logreg")
+    settings: dict[str, Any] = {"rounds": 1, "workers": 1, "held_out": 0.5}
+    ways: list[tuple[Any, dict[str, Any]]] = [(task, {}), ({"name": "mine"}, {"task": task})]
+    for what, more in ways:
+        run = fedstrata.run(what, out=tmp_path / str(len(more)), **more, **settings)
+        assert run.history()[0]["metrics"]["clients"]["clients"] == 2, "north has one sample, which is trained on"
+    assert len(repr(task)) < 1000, "not the samples"
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "problem"),
     [

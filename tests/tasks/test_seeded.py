@@ -138,6 +138,26 @@ def test_every_way_in_takes_it(tiny: Any, tmp_path: Path) -> None:
         fedstrata.run(named, task=named)
 
 
+def test_a_loop_of_ones_own_sees_the_batches_that_ours_sees(tiny: Any) -> None:
+    """Augmented ones, too: a plain loop of SGD ends where the recipe's own training does."""
+
+    def train(model: Any, data: Any, local: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=local.lr)
+        for inputs, targets in local.batches():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    options: dict[str, Any] = {"partition": partitions.iid(3, 12), "model": Small, "augment": ["crop", "flip"]}
+    ends = []
+    for loop in (None, train):
+        task = tasks.mnist_mini(**options, train=loop)
+        assert (task.config.function == "python") is (loop is not None)
+        ((state, _),) = fedstrata.simulate(task, rounds=1, epochs=2, batch_size=5, lr=0.1, workers=1)
+        ends.append(state.model)
+    torch.testing.assert_close(ends[0], ends[1])
+
+
 def test_settings_still_change_what_a_recipe_can_say(tiny: Any, tmp_path: Path) -> None:
     task = tasks.mnist_mini(partition=partitions.iid(4, 12), model="mlp")
     run = fedstrata.run(SETTINGS, task=task, settings={"task.model.hidden": 3}, out=tmp_path / "run")

@@ -26,11 +26,11 @@ def test_it_is_found_by_its_plain_name(tmp_path: Path, monkeypatch: pytest.Monke
     information = tmp_path / "ida_rule-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: ida-rule\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[fedstrata.weightings]\nida = ida_rule:IDA\n")
-    assert 'fedstrata.weightings"]\nida = "ida_rule:IDA"' in (PACKAGE / "pyproject.toml").read_text()
+    (information / "entry_points.txt").write_text("[fedstrata.weightings]\ninverse_distance = ida_rule:IDA\n")
+    assert 'fedstrata.weightings"]\ninverse_distance = "ida_rule:IDA"' in (PACKAGE / "pyproject.toml").read_text()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(PACKAGE), *sys.path])
     importlib.invalidate_caches()
-    weighting = named("fedavg", weighting={"name": "ida", "epsilon": 0.5}).weighting
+    weighting = named("fedavg", weighting={"name": "inverse_distance", "epsilon": 0.5}).weighting
     assert repr(weighting) == "IDA(epsilon=0.5)"
     assert type(weighting).__module__ == "ida_rule"
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from fedstrata.cli import compare, data, figures, flower, probe, report, run, show, terminal
+from fedstrata.cli import compare, data, figures, flower, probe, report, run, show, terminal, watch
 from fedstrata.core.errors import FedstrataError, UserError
 from fedstrata.processes import hold_collection, keep_memory, stop_when_asked
 
@@ -27,6 +27,7 @@ app.command("compare")(compare.compare_command)
 app.command("show")(show.show_command)
 app.command("probe")(probe.probe_command)
 app.command("report")(report.report_command)
+app.command("watch")(watch.watch_command)
 app.command("figures")(figures.figures_command)
 app.command("export")(show.export_command)
 app.command("partition")(show.partition_command)

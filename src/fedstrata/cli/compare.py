@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedstrata.cli.options import Data, Settings, Workers
 from fedstrata.cli.terminal import Console
@@ -118,7 +119,7 @@ def _run_all(console: Console, comparison: Comparison, data: Path | None) -> Non
                 progress.advance(bar)
                 done += 1
                 if console.is_terminal:
-                    live.update(Group(_live_table(comparison, latest), progress), refresh=True)
+                    live.update(Group(_live_table(console, comparison, latest), progress), refresh=True)
                 elif line["round"] % max(1, job.recipe.training.rounds // 5) == 0:
                     console.print(f"  {_progress_line(job, line)}")
             progress.advance(bar, job.recipe.training.rounds - done)  # stopped early at its target
@@ -133,9 +134,21 @@ def _progress_line(job: Job, line: Line) -> str:
     return f"round {line['round']}/{job.recipe.training.rounds}  {shown}  uploaded {size(line['upload_total'])}"
 
 
-def _live_table(comparison: Comparison, latest: dict[tuple[str, int], Line]) -> Table:
-    table = Table("algorithm", "seed", "round", "now", "uploaded")
-    for job in [job for job in comparison.jobs if (job.algorithm, job.seed) in latest][-30:]:
+def _live_table(console: Console, comparison: Comparison, latest: dict[tuple[str, int], Line]) -> Table:
+    """The newest runs, as many as there are lines for; a table that is too high would not scroll."""
+    begun = [job for job in comparison.jobs if (job.algorithm, job.seed) in latest]
+    room = console.size.height - 3  # the bar, and where the cursor is
+    for first in range(max(0, len(begun) - room), len(begun)):
+        table = _table_of(begun[first:], latest, first)
+        if len(console.render_lines(table)) <= room:
+            return table
+    return _table_of(begun[-1:], latest, len(begun) - 1)
+
+
+def _table_of(jobs: Sequence[Job], latest: dict[tuple[str, int], Line], before: int) -> Table:
+    caption = f"below {before} earlier runs" if before > 0 else None
+    table = Table(Column("algorithm", overflow="fold"), "seed", "round", "now", "uploaded", caption=caption)
+    for job in jobs:
         line = latest[job.algorithm, job.seed]
         measured = line["metrics"].get(job.recipe.evaluation.on[0], {})
         now = "  ".join(f"{name} {number(value)}" for name, value in list(measured.items())[:2])
@@ -147,7 +160,8 @@ def result_tables(comparison: Comparison) -> list[Table]:
     """One row per algorithm, then each algorithm's differences from the first, seed by seed."""
     shown = []
     for table in comparison.tables():
-        view = Table(*table.columns, title=table.title)
+        name, *others = table.columns
+        view = Table(Column(name, overflow="fold"), *others, title=table.title)
         for row in table.rows:
             view.add_row(*row)
         shown.append(view)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from fedstrata.cli.options import Data, Workers
@@ -31,15 +31,20 @@ def probe_command(
 ) -> None:
     """Say who harms: what the model would be without each client, each layer, and each layer of each client.
 
-    The round is computed again from the checkpoint before it, to the same bits, and concluded without one of its parts:
-    selection, weighting and server step anew. Each model that comes of it is evaluated on the server's data.
+    The round is computed again from the checkpoint before it, to the same bits, and concluded without one of its parts.
+
+    Selection, weighting and server step are done anew, and each model is evaluated on the server's data.
 
     A run keeps its last two checkpoints; for earlier rounds, run it with --set record.keep_checkpoints=100.
+
+    Example:
+
+    fedstrata probe runs/example
     """
     from fedstrata.runs.probing import probe
 
     console = Console()
-    columns = (TextColumn("models evaluated"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = ("models evaluated", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
         found = probe(

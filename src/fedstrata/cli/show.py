@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedstrata.cli.compare import show_comparison
 from fedstrata.cli.options import Data, Seed, Settings
@@ -346,7 +346,8 @@ def _settings() -> Table:
 def _runs() -> Table:
     from fedstrata.runs.reader import Run
 
-    table = Table("run", "rounds", "best", "upload", "state", title="runs/", title_justify="left")
+    name = Column("run", overflow="fold", ratio=1)
+    table = Table(name, "rounds", "best", "upload", "state", title="runs/", title_justify="left")
     for info in sorted(Path("runs").glob("**/run.json")):
         try:
             run = Run(info.parent)

@@ -23,8 +23,8 @@ from fedstrata.core.errors import visible
 
 _LETTERS = """
     – -  − -  … ...  · .  × x  ° deg  ± +-  ½ 1/2  “ "  ” "  ≤ <=  ≥ >=  ∞ inf  ∝ ~  → ->  ← <-  ‖ ||  ⟨ <  ⟩ >  ∇ grad
-    Δ Delta  Σ sum  α alpha  β beta  η eta  θ theta  λ lambda  μ mu  π pi  τ tau  ψ psi  ² ^2  ᵀ ^T  ⁺ ^+  ⁻ ^-
-    ₀ 0  ₁ 1  ₂ 2  \u0303 ~  ─ -  │ |  ├ +  └ +
+    Δ Delta  Σ sum  α alpha  β beta  η eta  θ theta  λ lambda  ℓ l  μ mu  π pi  τ tau  ψ psi  ² ^2  ᵀ ^T  ⁺ ^+  ⁻ ^-
+    ₀ 0  ₁ 1  ₂ 2  \u0303 ~  ε eps  √ sqrt  ─ -  │ |  ├ +  └ +
 """
 """What fedstrata itself prints that is not ASCII, and how it is written in ASCII."""
 

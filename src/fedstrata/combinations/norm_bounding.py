@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NormBounding(Combination):
-    """The mean of updates of which none is longer than `bound`; by default, than the median of the round's norms."""
+    """The mean of updates of which none is longer than `bound`; by default, than the median of the senders' norms."""
 
     bound: float | None = None
 
@@ -32,7 +32,9 @@ class NormBounding(Combination):
     def combine(self, model: Tensor, cohort: Cohort, weights: Tensor) -> Tensor:
         """The equation, with shortened updates."""
         norms = cohort.update_squared.sum(1).sqrt()
-        bound = float(norms.quantile(0.5)) if self.bound is None else self.bound
+        senders = norms[cohort.sent.any(1)]
+        median = float(senders.quantile(0.5)) if len(senders) else 0.0
+        bound = median if self.bound is None else self.bound
         updates = [
             update if norm <= bound else _shortened(update, bound / norm, cohort)
             for update, norm in zip(cohort.updates, norms.tolist(), strict=True)

@@ -372,9 +372,11 @@ class Round:
         known["lr"] = training.learning_rate(self.number)
         if self.terms.reports_steps:
             told = [self.trained[at].metrics.get("steps", 0.0) for at in positions]
-            is_known = all(1 <= count <= MOST_SAMPLES and count == int(count) for count in told)
-            return known | ({"steps": torch.tensor([int(count) for count in told])} if is_known else {})
-        steps = [training.local_steps(self._size_of(at) or 0, int(self.work[at])) for at in positions]
+            if not all(1 <= count <= MOST_SAMPLES and count == int(count) for count in told):
+                return known
+            steps = [int(count) for count in told]
+        else:
+            steps = [training.local_steps(self._size_of(at) or 0, int(self.work[at])) for at in positions]
         reach = [training.reach(count) for count in steps]
         known["steps"] = torch.tensor(steps)
         return known | ({} if None in reach else {"reach": torch.tensor(reach, dtype=torch.float64)})

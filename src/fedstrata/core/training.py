@@ -170,6 +170,5 @@ def check_training(algorithm: Algorithm, training: LocalTraining | None) -> None
         if training is None:
             problem = "needs to know each client's local steps, and here nobody can tell it"
             raise RecipeError(f"algorithm.{axis}", name, problem)
-        only = "only SGD has a number, without options and unclipped"
-        problem = f"{name} divides by how far local steps reach, for which {only}"
+        problem = f"{name} must know how far local steps reach: it takes SGD, without options and unclipped"
         raise RecipeError("training.optimizer", training.optimizer, problem)

@@ -37,6 +37,10 @@ class Source:
         """Read a run; its name is that of its algorithm if there is no other."""
         return cls(run, name or run.recipe.label, run.history(), required)
 
+    def gone_on(self, run: Run, history: list[Line]) -> Source:
+        """The same run some rounds later; the records that were read are kept."""
+        return Source(run, self.name, history, self.required, self._records)
+
     @cached_property
     def finished(self) -> bool:
         """Whether nothing is left to run."""

@@ -113,7 +113,7 @@ def curves(
         alt.Tooltip("low:Q", title="interval from", format=FORMAT),
         alt.Tooltip("high:Q", title="to", format=FORMAT),
     ]
-    base = alt.Chart(data).encode(x=x, color=colour)
+    base = alt.Chart().encode(x=x, color=colour)
     median = base.transform_filter("datum.seed === 'median'")
     band = _only(median.transform_filter("isValid(datum.low)"), filters)
     seeds = _only(base.transform_filter("datum.seed !== 'median'"), filters)
@@ -127,7 +127,9 @@ def curves(
     if target is not None:
         goal = alt.Chart(_data([{"target": target}]))
         layers.append(goal.mark_rule(strokeDash=[5, 4], clip=True).encode(y="target:Q"))
-    return alt.layer(*layers).add_params(*params, *ends, _zoom("x", "y")).properties(width=width, height=HEIGHT)
+    return (
+        alt.layer(*layers, data=data).add_params(*params, *ends, _zoom("x", "y")).properties(width=width, height=HEIGHT)
+    )
 
 
 def differences(data: Data, names: Sequence[str], label: str, baseline: str, width: int | str = WIDTH) -> Chart:
@@ -135,9 +137,7 @@ def differences(data: Data, names: Sequence[str], label: str, baseline: str, wid
     colour, params, filters = _arms(names)
     x = alt.X("value:Q", title=f"{label}, minus that of {baseline}", scale=alt.Scale(zero=True))
     tooltip = [alt.Tooltip("arm:N"), alt.Tooltip("seed:N"), alt.Tooltip("value:Q", title="difference", format=FORMAT)]
-    base = _only(alt.Chart(data), filters).encode(
-        y=alt.Y("arm:N", title=None, sort=list(names)), color=colour.legend(None)
-    )
+    base = _only(alt.Chart(), filters).encode(y=alt.Y("arm:N", title=None, sort=list(names)), color=colour.legend(None))
     median = base.transform_filter("datum.seed === 'median'")
     return (
         alt.layer(
@@ -147,6 +147,7 @@ def differences(data: Data, names: Sequence[str], label: str, baseline: str, wid
             .mark_point(filled=True, size=50, opacity=0.7)
             .encode(x=x, tooltip=tooltip),
             median.mark_tick(thickness=3, size=18).encode(x=x, tooltip=tooltip),
+            data=data,
         )
         .add_params(*params)
         .properties(width=width, height=30 * max(1, len(names) - 1))
@@ -230,7 +231,7 @@ def lines_over_rounds(
         scale=alt.Scale(domain=domain, type="log" if scale.logarithmic else "linear", nice=False, zero=False),
     )
     x = alt.X("round:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format="d", tickMinStep=1))
-    base = alt.Chart(data).transform_filter("isValid(datum.value)").encode(x=x, y=y)
+    base = alt.Chart().transform_filter("isValid(datum.value)").encode(x=x, y=y)
     if field == "layer":
         legend = alt.Legend(
             title="depth", orient="top", titleOrient="left", gradientLength=160, format="d", type="gradient"
@@ -245,7 +246,11 @@ def lines_over_rounds(
     dots = base.mark_point(size=60, filled=True, fillOpacity=0, clip=True).encode(
         tooltip=[alt.Tooltip(f"{field}:N"), *_where(), *_value(quantity)]
     )
-    return alt.layer(lines, dots).add_params(*ends, near, _zoom("x", "y")).properties(width=width, height=HEIGHT)
+    return (
+        alt.layer(lines, dots, data=data)
+        .add_params(*ends, near, _zoom("x", "y"))
+        .properties(width=width, height=HEIGHT)
+    )
 
 
 def in_a_round(
@@ -296,7 +301,7 @@ def model(
     length = alt.Scale(type="symlog", domainMin=0, nice=False)
     y = _category("layer")
     bars = (
-        alt.Chart(data)
+        alt.Chart()
         .mark_bar(clip=True)
         .encode(
             x=alt.X("numbers:Q", axis=numbers, scale=length),
@@ -306,8 +311,8 @@ def model(
         )
     )
     value = alt.Text("value:Q", format=".3~g")
-    said = alt.Chart(data).mark_text(align="left", dx=4, fontSize=10).encode(x="numbers:Q", y=y, text=value)
-    return alt.layer(bars, said).add_params(*ends).properties(width=width, height=_rows(rows))
+    said = alt.Chart().mark_text(align="left", dx=4, fontSize=10).encode(x="numbers:Q", y=y, text=value)
+    return alt.layer(bars, said, data=data).add_params(*ends).properties(width=width, height=_rows(rows))
 
 
 _COLOURS_OF_OUTCOMES: Mapping[str, str] = {

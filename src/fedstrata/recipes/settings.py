@@ -122,7 +122,8 @@ def with_task(what: What, task: AnyTask) -> What:
         raise BadValue("task", task, "is the second task; leave one out")
     table = what.to_table() if isinstance(what, Recipe) else as_table(what)
     if isinstance(task, SeededTask):
-        return table | {"task": _task_table(task.config)}
+        on = {} if task.has_test else {"on": ["clients"]}
+        return table | {"task": _task_table(task.config), "evaluation": on | table.get("evaluation", {})}
     return table | {"task": {**table.get("task", {}), "function": PYTHON_TASK}}
 
 

@@ -35,7 +35,7 @@
   const known = new Map();
   function part(name) {
     if (!page.live) return Promise.resolve(page.parts[name]);
-    if (!known.has(name)) known.set(name, fetch(`${page.live}&part=${encodeURIComponent(name)}`).then((answer) => (answer.ok ? answer.json() : undefined)));
+    if (!known.has(name)) known.set(name, fetch(`${page.live.view}&part=${encodeURIComponent(name)}`).then((answer) => (answer.ok ? answer.json() : undefined)));
     return known.get(name);
   }
 
@@ -177,7 +177,10 @@
       const title = titled(block.title), name = resolved(block.part);
       caption.textContent = title;
       box.setAttribute("aria-label", `${title}; arrow keys read it, + and − zoom, 0 sets back`);
-      if (figure.dataset.part !== name) delete figure.dataset.drawn;
+      if (figure.dataset.part !== name) {
+        delete figure.dataset.drawn;
+        at = null;
+      }
       figure.dataset.part = name;
       return name;
     }
@@ -198,7 +201,7 @@
         for (const [end, value] of Object.entries(found.ends)) view.signal(end, value);
         await view.runAsync();
       } else {
-        const spec = JSON.parse(JSON.stringify(typeof found.spec === "number" ? page.specs[found.spec] : found.spec));
+        const spec = JSON.parse(typeof found.spec === "number" ? page.specs[found.spec] : found.spec);
         for (const parameter of spec.params ?? []) if (parameter.name in found.ends) parameter.value = found.ends[parameter.name];
         for (const parameter of spec.params ?? []) if (parameter.name === "hidden") parameter.value = [...hidden];
         spec.autosize = { type: "fit-x", contains: "padding" };
@@ -211,7 +214,6 @@
         view.addEventListener("click", (_, item) => item && pick(item.datum));
       }
       cursor.hidden = true;
-      at = null;
       figure.dataset.drawn = String(Number(figure.dataset.drawn ?? 0) + 1);
     }
 
@@ -233,6 +235,10 @@
       else if (event.key === "Enter") pick(at?.item.datum);
       if (!step) return void (items = null, cursor.hidden = tip.hidden = true);
       items ??= itemsOf(view);
+      if (at && !items.includes(at)) {  // drawn anew meanwhile
+        const was = at.item.datum;
+        at = items.find(({ item }) => ["round", "client", "layer", "arm", "seed"].every((key) => item.datum[key] === was[key])) ?? null;
+      }
       at = nextItem(items, at, step);
       if (!at) return;
       cursor.hidden = false;
@@ -314,8 +320,12 @@
   function placed(declared) {
     const { element, rename, renew, hide } = KINDS[declared.kind](declared);
     let visible = declared.kind !== "picture", stale = true;
-    const settle = (anew) => { if (visible && stale) { stale = false; Promise.resolve(renew(anew)).catch((problem) => console.error(problem)); } };
-    blocks.push({ element, declared, renew: (anew = false) => { stale = true; rename?.(); settle(anew); }, near: (is) => { visible = is || declared.kind !== "picture"; settle(); }, hide });
+    const settle = async (anew) => {
+      if (!visible || !stale) return;
+      stale = false;
+      await renew(anew)?.catch?.((problem) => console.error(problem));
+    };
+    blocks.push({ element, declared, renew: (anew = false) => { stale = true; rename?.(); return settle(anew); }, near: (is) => { visible = is || declared.kind !== "picture"; settle(); }, hide });
     if (declared.kind === "picture") near.observe(element);
     return element;
   }
@@ -357,14 +367,19 @@
   async function refresh() {
     if (busy) return void (again = true);
     busy = true;
-    const answer = await fetch(`${page.live}&part=`).catch(() => null);
+    const answer = await fetch(`${page.live.view}&part=`).catch(() => null);
     if (answer?.ok) {
       const fresh = await answer.json(), same = (key) => JSON.stringify(page[key]) === JSON.stringify(fresh[key]);
       const rebuilt = !["sections", "arms", "seeds", "title"].every(same);
       Object.assign(page, fresh);
       known.clear();
       if (rebuilt) build();
-      else { fillRounds(); for (const block of blocks) block.renew(); }
+      else {
+        document.querySelector("header .quiet").textContent = page.facts.join(" · ");
+        fillRounds();
+        await Promise.all(blocks.map((block) => block.renew()));
+      }
+      await new Promise((resolve) => setTimeout(resolve, 200));
     }
     busy = false;
     if (again) { again = false; refresh(); }
@@ -372,5 +387,5 @@
 
   build();
   night.addEventListener("change", () => { for (const block of blocks) block.renew(true); });
-  if (page.live) new EventSource(page.live.replace("?", "events?")).addEventListener("changed", refresh);
+  if (page.live) new EventSource(page.live.events).addEventListener("changed", refresh);
 })();

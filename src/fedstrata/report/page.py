@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import UserError
+from fedstrata.plots import definitions
 from fedstrata.plots.saving import library
 from fedstrata.report.view import View
 from fedstrata.runs.files import write_whole
@@ -24,6 +25,7 @@ def write(paths: Sequence[Path], out: Path) -> tuple[int, list[str]]:
     """Write a report on run and comparison directories; how many bytes it has, and what is wrong with runs left out."""
     if out.exists() and not (out.is_file() and out.read_bytes().startswith(_OPENING.encode())):
         raise UserError(f"--out = {str(out)!r}: exists and is no report; it is not overwritten")
+    definitions()  # what is missing is told before anything is read
     view = View.of(paths)
     page = render(collect(view)).encode("utf-8", errors="replace")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -40,18 +42,19 @@ def collect(view: View) -> dict[str, Any]:
         if "spec" in part:
             part = {**part, "spec": specs.setdefault(part["spec"], len(specs))}
         parts[name] = part
-    return {**view.outline(), "parts": parts, "specs": [json.loads(text) for text in specs]}
+    return {**view.outline(), "parts": parts, "specs": list(specs)}
 
 
-def render(content: Mapping[str, Any], policy: str = "") -> str:
+def render(content: Mapping[str, Any], script_name: str = "page.js", policy: str = "") -> str:
     """The page as text. The browser is told to run these scripts and no others, and to load nothing but by `policy`."""
-    style, script, drawing = _file("page.css"), _file("page.js"), library()
+    style, script = _file("page.css"), _file(script_name)
+    drawing = library() if "sections" in content else ""
     scripts = f"{_source(drawing)} {_source(script)}"
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {scripts}{policy}",
         "title": html.escape(content.get("title", "")),
         "style": style,
-        "data": _json(content),
+        "data": as_json(content),
         "drawing": drawing,
         "script": script,
     }
@@ -59,7 +62,7 @@ def render(content: Mapping[str, Any], policy: str = "") -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("page.html"))
 
 
-def _json(content: Mapping[str, Any]) -> str:
+def as_json(content: Any) -> str:
     """JSON in which no name, whoever chose it, can end the script element it stands in."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -188,6 +188,8 @@ def people(source: Source, rounds: Sequence[int]) -> Words:
     note = (
         f"Training loss, angle of the whole update and weight: means over the last {len(recent)} of the rounds shown."
     )
+    if source.recorded and len(rounds) < len(source.history):
+        note += f" Rounds asked: of every {rounds[0]}th round."
     if len(order) > MOST_CLIENTS:
         note += f" The first {MOST_CLIENTS} of {len(order)} clients."
     return table(columns, rows, note=note)

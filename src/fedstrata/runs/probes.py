@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class Probe:
     loss: Sizes
     score: Sizes
     """The metric."""
+    names: Sequence[str] = ()
+    """What clients are called, where they are more than numbers."""
 
     @property
     def harm(self) -> np.ndarray:
@@ -81,6 +83,11 @@ class Probe:
         """[K, L]: how much lower the loss would be without the client's update of the layer."""
         return self.loss.whole - self.loss.both
 
+    def called(self, at: int) -> str:
+        """The client at a position."""
+        client = int(self.clients[at])
+        return f"client {client} ({self.names[client]})" if client < len(self.names) else f"client {client}"
+
     def ranking(self) -> list[int]:
         """The clients, who harms most first."""
         harm = np.where(np.isfinite(self.harm), self.harm, -math.inf)
@@ -95,7 +102,7 @@ class Probe:
             if self.harm[at] > 0:
                 layer = self.layers[int(np.argmax(self.cell_harm[at]))]
                 said.append(
-                    f"Without client {self.clients[at]} the loss on {self.on} after round {self.round} would be "
+                    f"Without {self.called(at)} the loss on {self.on} after round {self.round} would be "
                     f"{number(self.loss.client[at])} instead of {number(self.loss.whole)}, and {self.metric} "
                     f"{number(self.score.client[at])} instead of {number(self.score.whole)}; "
                     f"its layer {layer} harms most."
@@ -203,4 +210,5 @@ def _checked(
         metadata["matches"] == "yes",
         sizes("loss"),
         sizes("score"),
+        directory.about.data.client_names,
     )

@@ -85,8 +85,8 @@ def probe(
             problem = f"round {number} computed again differs from {checked}: what follows is of a round like it"
             _log.warning("%s", printable(f"{run.path}: {problem}"))
         found = _measured(again, runs, place, on_progress)
-    clients = again.record.clients
-    result = Probe(number, place, experiment.task.metric.name, clients, run.layer_names, checked, matches, **found)
+    metric, clients, names = experiment.task.metric.name, again.record.clients, run.about.data.client_names
+    result = Probe(number, place, metric, clients, run.layer_names, checked, matches, **found, names=names)
     store_probe(run.directory, result)
     return result
 

@@ -36,12 +36,24 @@ def progress(rounds: Sequence[int]) -> Iterator[Bar]:
         yield _Cell(rounds)
         return
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Nothing()  # not rich's disabled bar, which ends in an empty line
+        return
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
     times = TimeElapsedColumn(), TimeRemainingColumn()
-    shown = console.is_terminal
-    bar = Progress(*columns, *times, console=console, auto_refresh=False, transient=True, disable=not shown)
+    bar = Progress(*columns, *times, console=console, auto_refresh=False, transient=True)
     with bar:  # no thread is alive when workers are forked
         yield _Line(rounds, bar)
+
+
+class _Nothing:
+    """Nobody looks."""
+
+    def begins(self, run: int, name: str) -> None:
+        pass
+
+    def reaches(self, line: Line) -> None:
+        pass
 
 
 class _Line:

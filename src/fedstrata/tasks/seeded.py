@@ -33,6 +33,10 @@ Model = str | Mapping[str, Any] | Callable[..., nn.Module]
 """A name of ours, a recipe's table, or a function like those in `fedstrata.models`, with options by `partial`."""
 
 
+Train = Callable[[Any, Any, Any], object]
+"""`train(model, data, local)`: a way to train of one's own, as `Task` takes it."""
+
+
 class Options(TypedDict, total=False):
     """What the functions for data sets have in common."""
 
@@ -41,6 +45,7 @@ class Options(TypedDict, total=False):
     inputs: Literal["normalised", "unit"]
     validation: int
     augment: Sequence[str | Operation]
+    train: Train | None
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,9 @@ class SeededTask:
 
     table: TaskConfig
     """What a recipe would say of it."""
-    given: Given = field(default_factory=lambda: Given())
+    given: Given = field(default_factory=lambda: Given(), repr=False)
     """What a recipe has no words for."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of the task that is built: its loss, its metric."""
 
     @property
@@ -86,7 +91,7 @@ def mnist(**options: Unpack[Options]) -> SeededTask:
     `partition`: who holds which samples, one of `fedstrata.partitions` (`iid(clients=10)` if not given). `model`: a
     name ("cnn"), one of `fedstrata.models`, or a function that builds a module. `inputs`: "normalised", or "unit" for
     [0, 1]. `validation`: so many training samples are set apart. `augment`: "crop" and "flip", or functions of one's
-    own.
+    own. `train`: a training loop of one's own, as `Task` takes it.
 
     >>> from fedstrata import partitions, tasks
     >>> tasks.mnist(partition=partitions.dirichlet(clients=100, alpha=0.1), model="mlp").config.partition
@@ -122,6 +127,7 @@ def from_dataset(
     transform: Callable[[Any], Any] | None = None,
     validation: int = 0,
     augment: Sequence[str | Operation] = (),
+    train: Train | None = None,
     loss: Callable[[Any, Any], Tensor] = nn.functional.cross_entropy,
     metric: Metric = ACCURACY,
     name: str = "dataset",
@@ -150,7 +156,7 @@ def from_dataset(
     whole = Mapped(
         read(dataset, what="dataset"), None if test is None else read(test, what="test"), partition_by=partition_by
     )
-    options: dict[str, Any] = {"model": model, "validation": validation, "augment": augment}
+    options: dict[str, Any] = {"model": model, "validation": validation, "augment": augment, "train": train}
     if partition is not None:
         options["partition"] = partition
     return _seeded(options, {"loss": loss, "metric": metric}, data=whole, dataset=name)
@@ -167,6 +173,7 @@ def from_files(
     inputs: Literal["normalised", "unit"] = "normalised",
     validation: int = 0,
     augment: Sequence[str | Operation] | None = None,
+    train: Train | None = None,
 ) -> SeededTask:
     """A file for each client: `from_files("hospitals/*.csv", target="ill")`, by the names of the files.
 
@@ -182,7 +189,7 @@ def from_files(
     """
     files = {"clients": clients, "target": target, "test": test, "classes": classes, "shape": shape}
     given = {key: list(value) if isinstance(value, tuple) else value for key, value in files.items() if value}
-    options: dict[str, Any] = {"model": model, "inputs": inputs, "validation": validation}
+    options: dict[str, Any] = {"model": model, "inputs": inputs, "validation": validation, "train": train}
     if augment is not None:
         options["augment"] = augment
     return _seeded(options, dataset=FILES, files=given)
@@ -193,7 +200,11 @@ def _seeded(options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
         if key not in Options.__annotations__:
             raise BadValue(key, value, f"is no argument{did_you_mean(key, Options.__annotations__)}")
     given: dict[str, Any] = {key: table.pop(key) for key in ("data",) if key in table}
+    changes = dict(changes or {})
     for key, value in options.items():
+        if key == "train":
+            changes |= {} if value is None else {key: value}
+            continue
         named: Any = value
         if key == "model":
             require(not isinstance(value, nn.Module), key, value, "must be a function that builds a model, not a model")
@@ -219,7 +230,7 @@ def _seeded(options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
         if isinstance(cause, BadValue):
             raise cause from None
         raise BadValue(".".join(map(str, problem["loc"])), problem["input"], problem["msg"].lower()) from None
-    return SeededTask(config, Given(**given), changes or {})  # type: ignore[typeddict-item]
+    return SeededTask(config, Given(**given), changes)  # type: ignore[typeddict-item]
 
 
 def _table(thing: Any, known: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -7,23 +7,30 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedstrata.core.axes import WithGain
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.layers import Entry, Layers
-from fedstrata.testing.cases import alike, all_layers, chosen, cohort, history, situations
+from fedstrata.testing.cases import alike, all_layers, chosen, cohort
 from fedstrata.testing.report import check, expect
 from fedstrata.testing.subject import NEAR, Subject, apart
 
 
 @check("weighting", "combine")
 def equal_updates(subject: Subject) -> None:
-    """If all clients send the same update, the model moves by that update, whether there is one client or more."""
+    """If all clients send the same update, the model moves by that update, be it one client or more.
+
+    Or by as much of it as a weighting's gain says.
+    """
     for what, layers in all_layers().items():
         for count in (1, 2, 5):
             one = alike(cohort(layers, count))
             before, after, _ = subject.first_round(one)
             moved, wanted = after.double() - before.double(), one.updates[0].double()
-            where = f"{count} client{'s' if count > 1 else ''} ({what})"
+            if isinstance(subject.rule, WithGain):
+                for layer, gain in zip(layers.layers, subject.rule.gain(one).tolist(), strict=True):
+                    wanted[layer.start : layer.trainable_stop] *= gain
             share = float(moved @ wanted / wanted.square().sum())
+            where = f"{count} client{'s' if count > 1 else ''} ({what})"
             expect(apart(moved, wanted) < NEAR, f"the model moved by about {share:.3g} times the update of {where}")
 
 
@@ -39,7 +46,7 @@ def no_update_no_step(subject: Subject) -> None:
 def what_nobody_sent_stays(subject: Subject) -> None:
     """With partial uploads, layers and units that nobody sent stay as they are."""
     for what, layers in all_layers().items():
-        for one in (cohort(layers, 5, partial=True), cohort(layers, 5, units=True)):
+        for one in filter(subject.takes, (cohort(layers, 5, partial=True), cohort(layers, 5, units=True))):
             before, after, _ = subject.first_round(one)
             moved = [
                 entry.name
@@ -60,28 +67,31 @@ def _unit(flat: Tensor, entry: Entry, unit: int) -> Tensor:
 def order_of_clients(subject: Subject) -> None:
     """Nothing depends on the order in which the clients come: what belongs to a client goes by `cohort.clients`."""
     for what, layers in all_layers().items():
-        straight = subject.rounds(history(layers))
-        turned = subject.rounds([chosen(one, _turned(len(one))) for one in history(layers)])
-        for number in range(1, len(straight)):
-            (state, weights), (other, others) = straight[number], turned[number]
-            away = max(apart(others, weights[_turned(len(weights))]), apart(other.model, state.model))
-            found = "other weights" if subject.axis == "weighting" else "another model"
-            expect(away < NEAR, f"{found} in round {number}, by {away:.3g} of their size ({what})")
+        straight = subject.rounds(subject.history(layers))
+        turned = subject.rounds([chosen(one, _turned(one)) for one in subject.history(layers)])
+        for number, ((state, _), (other, _)) in enumerate(zip(straight, turned, strict=True)):
+            first = straight[0][0].model
+            away = apart(other.model - first, state.model - first)
+            expect(away < NEAR, f"another model after round {number}, by {away:.3g} of the way to it ({what})")
 
 
-def _turned(count: int) -> list[int]:
-    return [*range(1, count), 0]
+def _turned(one: Cohort) -> list[int]:
+    """Another order in each round, so that nothing goes by position in one and comes back by position in the next."""
+    rows = list(range(len(one)))
+    by = one.round % len(rows)
+    return rows[by:] + rows[:by]
 
 
 @check("weighting", "combine")
 def who_sent_nothing_does_not_count(subject: Subject) -> None:
     """A client in the round that sent no layer changes nothing for the others: the model is the one without it."""
     for what, layers in all_layers().items():
-        for one in (cohort(layers, 5, partial=True), cohort(layers, 5, units=True), _with_silent(layers)):
-            with_it = subject.first_round(one)[1]
-            without = subject.first_round(chosen(one, range(1, len(one))))[1]
-            away = apart(with_it, without)
-            expect(away < NEAR, f"another model, by {away:.3g} of its size ({what}); look at `cohort.sent`")
+        silent = (cohort(layers, 5, partial=True), cohort(layers, 5, units=True), _with_silent(layers))
+        for one in filter(subject.takes, silent):
+            first, with_it, _ = subject.first_round(one)
+            _, without, _ = subject.first_round(chosen(one, range(1, len(one))))
+            away = apart(with_it - first, without - first)
+            expect(away < NEAR, f"another model, by {away:.3g} of the way to it ({what}); look at `cohort.sent`")
 
 
 def _with_silent(layers: Layers) -> Cohort:
@@ -96,7 +106,7 @@ def _with_silent(layers: Layers) -> Cohort:
 def weights_on_any_scale(subject: Subject) -> None:
     """Weights have no scale: ten times as large, they give the same model."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in subject.situations(layers).items():
             given = one.sizes[:, None].expand(-1, len(layers))
             small, large = (subject.rule.combine(one.model, one, given * scale) for scale in (1.0, 10.0))
             away = apart(large, small)
@@ -108,7 +118,7 @@ def buffers_are_adopted(subject: Subject) -> None:
     """Buffers are those of the aggregate: with momentum, say, a variance of BatchNorm could become negative."""
     layers = all_layers()["layers with buffers in float64"]
     state, combine = subject.begin(layers), subject.algorithm().combine.combine
-    for one in history(layers):
+    for one in subject.history(layers):
         after, weights = subject.conclude(state, one)
         aggregate = combine(state.model, replace(one, model=state.model), weights)
         for name, buffer in layers.views(after.model).items():

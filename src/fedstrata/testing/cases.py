@@ -88,7 +88,7 @@ def cohort(
         sent=sent,
         model=torch.from_numpy(draw.normal(size=layers.numel)).to(layers.dtype),
         units=picked,
-        steps=(steps := torch.from_numpy(draw.integers(1, 20, count))),
+        steps=(steps := torch.from_numpy(draw.integers(1, 10, count))),
         reach=steps.double(),
         lr=0.1,
         population=CLIENTS,
@@ -110,6 +110,8 @@ def chosen(one: Cohort, rows: Sequence[int]) -> Cohort:
         updates=tuple(one.updates[row] for row in at),
         sent=one.sent[at],
         units=None if one.units is None else one.units[at],
+        steps=None if one.steps is None else one.steps[at],
+        reach=None if one.reach is None else one.reach[at],
     )
 
 
@@ -131,12 +133,21 @@ def situations(layers: Layers) -> dict[str, Cohort]:
     }
 
 
-def history(layers: Layers) -> list[Cohort]:
-    """Four rounds: of five clients, of others with partial uploads, of two that did not move, and of one."""
+UPLOADS = ("models", "layers", "units")
+"""What clients send, from the coarsest to the finest."""
+
+
+def sends(one: Cohort) -> str:
+    """What the clients of a cohort sent."""
+    return "units" if one.units is not None else "models" if one.sent.all() else "layers"
+
+
+def history(layers: Layers, partial: bool = True) -> list[Cohort]:
+    """Four rounds: of five clients, of others with `partial` uploads, of two that did not move, and of one."""
     still = cohort(layers, 2, clients=[2, 7], round=3, scale=0.0)
     return [
         cohort(layers, 5, clients=[1, 2, 4, 7, 8]),
-        cohort(layers, 5, clients=[0, 2, 3, 4, 7], round=2, partial=True),
+        cohort(layers, 5, clients=[0, 2, 3, 4, 7], round=2, partial=partial),
         still,
         cohort(layers, 1, clients=[4], round=4),
     ]
@@ -152,4 +163,5 @@ def federation(clients: int = 5) -> Task:
         return torch.from_numpy(pixels).float(), torch.from_numpy(labels)
 
     shards = [images(4 + 3 * (at % 4), at) for at in range(clients)]
-    return Task(model=Net, clients=shards, evaluation={"test": images(10, 0)}, name="check_rule")
+    held_out = [images(2, at) for at in range(clients)]
+    return Task(Net, shards, evaluation={"test": images(10, 0)}, held_out=held_out, name="check_rule")

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from torch import Tensor
 
 from fedstrata.algorithms import to_table
 from fedstrata.clients.client import Client
+from fedstrata.clients.memory import First
+from fedstrata.core.axes import Remembers
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.fit import Engine, fit
-from fedstrata.core.memory import tags
+from fedstrata.core.memory import PRIVATE, tags
 from fedstrata.core.messages import Answer, Order, Reply
 from fedstrata.core.state import ServerState
 from fedstrata.core.status import Status
@@ -33,7 +36,7 @@ from fedstrata.recipes.schema import load as load_recipe
 from fedstrata.runs import runner
 from fedstrata.runs.writer import last_state
 from fedstrata.testing.report import Skipped, Unmet, check, expect
-from fedstrata.testing.subject import Subject, same
+from fedstrata.testing.subject import Given, Subject, kind_of, same
 
 ROUNDS = 3
 PARTS = ("objective", "weighting", "server", "memory")
@@ -45,11 +48,14 @@ class Federation:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         count = next((count for count in (4, 8, 16, 32, 64) if subject.selection(count) is not None), 4)
-        self.table = {
+        algorithm = subject.algorithm()
+        self.table: dict[str, Any] = {
             "name": "check",
             "task": {"function": "fedstrata.testing.cases:federation", "options": {"clients": count + 1}},
-            "layers": {"grouping": subject.algorithm().grouping},
+            "layers": {"grouping": algorithm.grouping},
+            "algorithm": {"private": list(algorithm.private)},
             "training": {"rounds": ROUNDS, "clients_per_round": count, "epochs": 2, "batch_size": 4, "lr": 0.1},
+            "evaluation": {"private": "initial"} if algorithm.private else {},
             "engine": {"workers": 1},
         }
         self._experiment = build_experiment(load_recipe(self.table))
@@ -110,6 +116,31 @@ def _expect_same(found: ServerState, wanted: ServerState, where: str) -> None:
     expect(not different, f"{', '.join(different)} different {where}")
 
 
+@check("objective")
+def memory(subject: Subject) -> None:
+    """What clients remember keeps the names, shapes and dtypes of `memory`, without NaN; the old one is not changed."""
+    if not isinstance(subject.rule, Remembers):
+        return
+    experiment = _federation(subject).experiment()
+    first, state = First.of(experiment.setup, experiment.build()), experiment.first_state()
+    given = Given()
+    update = 0.1 * torch.ones_like(state.model)
+    order = Order("train", 1, 0, 0, model=state.model, objective_state=state.objective)
+    before, tail = first.memory, first.memory.get(PRIVATE, torch.zeros(0))
+    for number in range(1, 3):
+        given.note(memory=before, update=update, model=state.model, state=state.objective)
+        force = subject.rule.force(before, state.objective, experiment.layers)
+        if force is not None:
+            expect(kind_of(force) == kind_of(state.model), f"a force of {kind_of(force)}, not {kind_of(state.model)}")
+            expect(force.isfinite().all(), "a force with NaN or infinity")
+        _, after = first.after(order, before, update, tail, torch.cat([state.model + update, tail]), number)
+        expect(not given.changed(), f"{', '.join(given.changed())} changed in place")
+        kinds, wanted = ({name: kind_of(value) for name, value in found.items()} for found in (after, first.memory))
+        expect(kinds == wanted, f"{kinds} after {number} rounds, at first {wanted}")
+        expect(not any(value.isnan().any() for value in after.values()), f"NaN after {number} rounds")
+        before = after
+
+
 @check()
 def clients_train(subject: Subject) -> None:
     """A few clients train for three rounds; none fails, and the model moves and stays finite."""
@@ -127,6 +158,7 @@ def clients_train(subject: Subject) -> None:
 def resuming(subject: Subject) -> None:
     """A federation that is stopped after a round, saved and resumed ends as one that never stopped, bit for bit."""
     federation = _federation(subject)
+    wanted = federation.uninterrupted
     versions, kept = Versions(), Versions()
     stopped = federation.local(rounds=1, versions=versions)[-1]
     for client, tag in tags(stopped.memory).items():
@@ -136,7 +168,7 @@ def resuming(subject: Subject) -> None:
     found = {name: torch.from_numpy(array) for name, array in arrays.items()}
     parts = {part: {n.partition("/")[2]: t for n, t in found.items() if n.startswith(f"{part}/")} for part in PARTS}
     resumed = federation.local(state=ServerState(stopped.round, found["model"], **parts), versions=kept)
-    _expect_same(resumed[-1], federation.uninterrupted[-1], f"after round {ROUNDS}")
+    _expect_same(resumed[-1], wanted[-1], f"after round {ROUNDS}")
 
 
 @check()

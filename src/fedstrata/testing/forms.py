@@ -9,18 +9,19 @@ import torch
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from fedstrata.core.axes import WithGain
 from fedstrata.core.layers import Layers
 from fedstrata.core.state import grown
-from fedstrata.testing.cases import CLIENTS, all_layers, history, situations
+from fedstrata.testing.cases import CLIENTS, all_layers
 from fedstrata.testing.report import Unmet, check, expect
-from fedstrata.testing.subject import Subject, same
+from fedstrata.testing.subject import Subject, kind_of, same
 
 
 @check("weighting")
 def weights(subject: Subject) -> None:
     """Weights are float64 [K, L], finite and not negative, whatever the updates are and whoever sent what."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in subject.situations(layers).items():
             found, _ = subject.rule.weigh(one, subject.begin(layers).weighting)
             where = f"for {when} ({what})"
             shape = [len(one), len(layers)]
@@ -33,6 +34,17 @@ def weights(subject: Subject) -> None:
             expect(not len(sent) or sent.max() > 0, f"no upload counts {where}")
 
 
+@check("weighting")
+def gain(subject: Subject) -> None:
+    """A gain is a finite number ≥ 0 for each layer, [L], whatever the updates are and whoever sent what."""
+    for what, layers in all_layers().items() if isinstance(subject.rule, WithGain) else ():
+        for when, one in subject.situations(layers).items():
+            found = subject.rule.gain(one)
+            where = f"for {when} ({what})"
+            expect(list(found.shape) == [len(layers)], f"shape {list(found.shape)}, not {[len(layers)]}, {where}")
+            _expect_all(found.isfinite() & (found >= 0), found, where)
+
+
 def _expect_all(fine: Tensor, values: Tensor, where: str) -> None:
     wrong = values[~fine].tolist()
     expect(not wrong, f"{wrong[0] if wrong else 0:g} {where}")
@@ -42,7 +54,7 @@ def _expect_all(fine: Tensor, values: Tensor, where: str) -> None:
 def model_has_its_form(subject: Subject) -> None:
     """The new model is finite, in the shape and dtype of the old one, whatever the updates are, whoever sent what."""
     for what, layers in all_layers().items():
-        for when, one in situations(layers).items():
+        for when, one in subject.situations(layers).items():
             before, after, _ = subject.first_round(one)
             where = f"for {when} ({what})"
             expect(after.shape == before.shape, f"shape {list(after.shape)}, not {list(before.shape)}, {where}")
@@ -55,7 +67,7 @@ STATEFUL = ("objective", "weighting", "server")
 
 def _states(subject: Subject) -> Iterator[tuple[str, Layers, list[Any]]]:
     for what, layers in all_layers().items():
-        yield what, layers, [getattr(state, subject.axis) for state, _ in subject.rounds(history(layers))]
+        yield what, layers, [getattr(state, subject.axis) for state, _ in subject.rounds(subject.history(layers))]
 
 
 @check(*STATEFUL)
@@ -69,13 +81,9 @@ def state_has_one_form(subject: Subject) -> None:
                 expect(isinstance(name, str), f"the name {name!r} {when}")
                 expect(isinstance(tensor, Tensor), f"{name!r} is a {type(tensor).__name__} {when}")
                 expect(not tensor.isnan().any(), f"{name!r} has NaN {when}")
-            kinds = {name: _kind(tensor) for name, tensor in state.items()}
-            expected = {name: _kind(tensor) for name, tensor in first.items()}
+            kinds = {name: kind_of(tensor) for name, tensor in state.items()}
+            expected = {name: kind_of(tensor) for name, tensor in first.items()}
             expect(kinds == expected, f"{kinds} {when}; from init {expected}")
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 @check(*STATEFUL)

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fedstrata.clients.local import ProximalTerm
 from fedstrata.core import rng
-from fedstrata.core.axes import Algorithm, SelectsAfterScores, SelectsBefore, State, Tensors
+from fedstrata.core.axes import Algorithm, MovesSome, SelectsAfterScores, SelectsBefore, State, Tensors
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import BadValue, UserError
 from fedstrata.core.layers import Layers
 from fedstrata.core.messages import SCORE_DTYPE
+from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, conclude, initial_state
-from fedstrata.testing.cases import CLIENTS, history
+from fedstrata.testing.cases import CLIENTS, UPLOADS, history, sends, situations
 
 KINDS = {
     "objective": "an objective",
@@ -82,8 +83,22 @@ class Subject:
         return copy.deepcopy(self._untouched)
 
     def algorithm(self, rule: Any = None) -> Algorithm:
-        """FedAvg with this rule in it."""
-        return Algorithm(**{self.axis: self.rule if rule is None else rule})
+        """FedAvg with this rule in it; with private layers, if epochs move these or the others."""
+        private = ("head.*",) if isinstance(self.rule, MovesSome) else ()
+        return Algorithm(**{self.axis: self.rule if rule is None else rule}, private=private)
+
+    def takes(self, cohort: Cohort) -> bool:
+        """Whether the rule can do with what these clients sent: a weighting says what it `compares`."""
+        compares = getattr(self.rule, "compares", UPLOADS[-1])
+        return UPLOADS.index(sends(cohort)) <= UPLOADS.index(compares)
+
+    def situations(self, layers: Layers) -> dict[str, Cohort]:
+        """Cohorts in situations that the rule must have an answer for."""
+        return {name: one for name, one in situations(layers).items() if self.takes(one)}
+
+    def history(self, layers: Layers) -> list[Cohort]:
+        """Several rounds, with partial uploads if the rule can do with them."""
+        return history(layers, partial=getattr(self.rule, "compares", UPLOADS[-1]) != UPLOADS[0])
 
     def attributes(self) -> dict[str, Any]:
         """What the object holds."""
@@ -111,6 +126,7 @@ class Subject:
         if given is not None:
             given.note(model=state.model, updates=cohort.updates, sizes=cohort.sizes, sent=cohort.sent)
             given.note(clients=cohort.clients, state=getattr(state, self.axis, {}))
+            given.note(**{name: found for name in ("steps", "reach") if (found := getattr(cohort, name)) is not None})
         return conclude(state, self.algorithm(), cohort)
 
     def first_round(self, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +151,7 @@ class Subject:
         asked = {"objective": subject._pulls, "selection": subject._choices}.get(self.axis)
         found = dict(asked(layers, given)) if asked else {}
         if self.axis != "selection":
-            for number, (state, weights) in enumerate(subject.rounds(history(layers), given)):
+            for number, (state, weights) in enumerate(subject.rounds(subject.history(layers), given)):
                 found |= {f"model {number}": state.model, f"weights {number}": weights}
                 found |= as_items(f"state {number}", getattr(state, self.axis, {}))
         return found, given
@@ -143,7 +159,7 @@ class Subject:
     def terms(self, layers: Layers) -> Iterator[tuple[str, ProximalTerm]]:
         """The objective's proximal term where training begins, and where the weights have moved."""
         state = self.begin(layers)
-        later = self.rounds(history(layers)[:1])[-1][0]
+        later = self.rounds(self.history(layers)[:1])[-1][0]
         away = torch.from_numpy(rng.generator(0, "away").normal(size=layers.numel)).to(layers.dtype)
         for when, server, moved in (
             ("where training begins", state, torch.zeros_like(away)),
@@ -162,13 +178,13 @@ class Subject:
             yield from as_items(when, term.stiffness).items()
 
     def selection(self, count: int) -> Any:
-        """The selection for a round of so many clients; None if it refuses that many."""
-        rule = self.algorithm().selection
-        if (check := getattr(rule, "check_cohort", None)) is not None:
-            try:
-                check(count)
-            except UserError:
-                return None
+        """The selection for a round of so many clients; None if that many are refused."""
+        algorithm = self.algorithm()
+        try:
+            check_cohort(algorithm, count)
+        except UserError:
+            return None
+        rule = algorithm.selection
         for_cohort = getattr(rule, "for_cohort", None)
         return rule if for_cohort is None else for_cohort(count)
 
@@ -223,6 +239,11 @@ def as_items(name: str, tensors: State | Tensors | Sequence[Tensor]) -> dict[str
     """Tensors under names that say whose they are."""
     pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
     return {f"{name} {key!r}" if isinstance(key, str) else f"{name}[{key}]": tensor for key, tensor in pairs}
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Dtype and shape."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def same(one: Tensor, other: Tensor) -> bool:

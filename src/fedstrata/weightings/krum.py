@@ -41,15 +41,27 @@ class Krum(Weighting):
 
     def scores(self, cohort: Cohort) -> Tensor:
         """Each client's sum of squared distances to its K − f − 2 nearest others, or to 1 at least, float64 [K]."""
-        f = self.most(len(cohort)) if self.byzantine is None else self.byzantine
+        here = cohort.sent.any(1)
         gram = cohort.gram.sum(0)
+        gram = (gram + gram.T) / 2  # to the last bit, so that two clients are equally far from each other
         squared = gram.diagonal()
         distances = (squared[:, None] + squared[None, :] - 2 * gram).clamp_min(0)
-        others = distances.sort(1).values[:, 1:]  # the nearest of all is the client itself
-        return others[:, : max(1, len(cohort) - f - 2)].sum(1)
+        distances.fill_diagonal_(torch.inf).masked_fill_(~here, torch.inf)
+        return distances.sort(1).values[:, : self.neighbours(cohort)].sum(1).masked_fill(~here, torch.inf)
+
+    def neighbours(self, cohort: Cohort) -> int:
+        """K − f − 2, for the K clients that sent something; at least 1, if there are others."""
+        clients = int(cohort.sent.any(1).sum())
+        f = self.most(clients) if self.byzantine is None else self.byzantine
+        return max(0, min(max(1, clients - f - 2), clients - 1))
+
+    def ranking(self, cohort: Cohort) -> Tensor:
+        """The clients, lowest score first; of equals the one with the lower number."""
+        by_number = cohort.clients.argsort()
+        return by_number[self.scores(cohort)[by_number].sort(stable=True).indices]
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
-        """1 for the lowest score, the first one of several, and 0 for all others."""
+        """1 for the lowest score, and 0 for all others."""
         weights = torch.zeros(cohort.sent.shape, dtype=torch.float64)
-        weights[int(self.scores(cohort).argmin())] = 1
+        weights[self.ranking(cohort)[0]] = 1
         return weights, state

@@ -33,10 +33,9 @@ class MultiKrum(Krum):
         require(self.keep is None or self.keep <= clients, "keep", self.keep, problem)
 
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
-        """n_k for who is kept; the earlier client wins a tie."""
-        f = self.most(len(cohort)) if self.byzantine is None else self.byzantine
-        keep = max(1, len(cohort) - f - 2) if self.keep is None else self.keep
+        """n_k for who is kept, and 0 for all others."""
+        keep = max(1, self.neighbours(cohort)) if self.keep is None else self.keep
         weights = torch.zeros(cohort.sent.shape, dtype=torch.float64)
-        best = self.scores(cohort).sort(stable=True).indices[:keep]
+        best = self.ranking(cohort)[:keep]
         weights[best] = cohort.sizes[best, None]
         return weights, state

@@ -105,7 +105,7 @@ def test_every_algorithm_ends_in_the_local_engines_run(
     same_run(tmp_path / "flower", tmp_path / "local", recipe=False)
 
 
-@pytest.mark.parametrize("algorithm", ["fedldf", "fedadp", "adaptive_mu", "scaffold", "ditto"])
+@pytest.mark.parametrize("algorithm", ["fedldf", "fedadp", "adaptive_mu", "scaffold", "ditto", "fedadam"])
 def test_a_server_that_died_goes_on_from_its_checkpoint(
     algorithm: str, recipe: RecipeFile, tmp_path: Path, same_run: Callable[..., None]
 ) -> None:
