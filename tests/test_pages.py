@@ -40,7 +40,6 @@ ELSEWHERE = {
     r"fedstrata watch": "somebody who looks, until Ctrl-C",
     r"python -m (reproductions|benchmarks)": "hours, or results of them",
     r"fedstrata report reproductions/": "results of hours",
-    r"fedstrata watch": "it goes on until it is ended; tests/watch has it",
 }
 """Commands that are parsed and not run, and what they need."""
 

@@ -28,7 +28,7 @@ from fedstrata.core.layers import Layers, unmatched
 from fedstrata.core.memory import OWN, PRIVATE, Version
 from fedstrata.core.round import check_cohort
 from fedstrata.core.state import ServerState, initial_state
-from fedstrata.core.training import LocalTraining, check_training
+from fedstrata.core.training import LocalTraining
 from fedstrata.recipes.schema import Recipe, check_accuracy_target
 from fedstrata.tasks.config import NODES, PYTHON_TASK
 from fedstrata.tasks.held_out import with_held_out
