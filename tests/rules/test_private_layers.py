@@ -225,7 +225,7 @@ def test_local_training_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["scaffold"])
 def test_adam_has_no_reach(algorithm: str, tmp_path: Path) -> None:
     with pytest.raises(
-        RecipeError, match=r"training\.optimizer = 'adam': Scaffold divides by how far local steps reach"
+        RecipeError, match=r"training\.optimizer = 'adam': Scaffold must know how far local steps reach"
     ):
         fedstrata.run(table(algorithm, training={"optimizer": "adam"}), out=tmp_path / "run")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedstrata.objectives import FedProx
 from fedstrata.recipes.schema import Training
 from fedstrata.selections import Everything, FedLDF, NeuronPruning, RandomLayers
 from fedstrata.tasks.task import Task
-from fedstrata.weightings import Uniform
+from fedstrata.weightings import FedLayerWise, Uniform
 from tests.support.math import Tiny, image_task, prepare
 
 SIZES = [9, 4, 0, 14, 7, 11]
@@ -377,3 +377,26 @@ def test_memory_grows_with_those_who_took_part() -> None:
     for client, versions in engine.versions._kept.items():
         assert known[client] in versions
         assert len(versions) <= 2
+
+
+@pytest.mark.parametrize("selection", ["random_layers", "fedldf", "units"])
+@pytest.mark.parametrize("name", ["fedper", "fedbn", "fedrep", "scaffold", "feddyn", "ditto", "moon"])
+def test_every_selection_and_any_number_of_workers(name: str, selection: str) -> None:
+    """With angles as weights, stragglers and retried rounds: one process and two come to the same bits, memory too."""
+    found = []
+    for workers in (1, 2):
+        algorithm = algorithms.named(name)
+        algorithm = replace(algorithm, selection=SENDING[selection], weighting=FedLayerWise())
+        training = Training(rounds=3, clients_per_round=4, epochs=2, batch_size=4, lr=0.1, **RETRIED)
+        setup, plan, state = prepare(image_task(SIZES), algorithm, training, seed=1)
+        with LocalEngine(setup, workers=workers) as engine:
+            last = [after for after, _ in fit(state, algorithm, engine, plan)][-1]
+        assert float((last.model - state.model).norm()) > 0.01
+        known = {client: engine.versions.of(client, tag) for client, tag in tags(last.memory).items()}
+        found.append((last, known))
+    (one, versions), (two, others) = found
+    assert torch.equal(one.model, two.model)
+    assert torch.equal(one.memory["tag"], two.memory["tag"])
+    assert versions.keys() == others.keys()
+    for client, version in versions.items():
+        assert all(torch.equal(value, others[client][key]) for key, value in version.items())

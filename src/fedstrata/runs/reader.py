@@ -87,7 +87,7 @@ class Run:
         """The mean over the tenth of the clients that fared worst after a round, at least one; None, if unknown."""
         if not self.directory.measured_clients(round):
             return None
-        values = sorted(self.clients(round)["metric"].tolist(), reverse=self.metric.direction == "min")
+        values: list[float] = sorted(self.clients(round)["metric"].tolist(), reverse=self.metric.direction == "min")
         worst = values[: max(1, len(values) // 10)]
         return sum(worst) / len(worst)
 
