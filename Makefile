@@ -33,11 +33,12 @@ test-wheel: $(STAMP)  ## the wheel in an empty environment outside the clone: th
 
 LOWEST := .venv-lowest
 
-test-lowest: $(STAMP)  ## tests that need no Flower, with the lowest versions that pyproject.toml allows, but of torch
-	$(BIN)/python -m uv venv --quiet --clear $(LOWEST)
-	$(BIN)/python -m uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -c constraints.txt -e '.[data,notebook]'
-	$(BIN)/python -m uv pip install --quiet --python $(LOWEST) coverage hypothesis matplotlib pytest pytest-xdist
-	$(LOWEST)/bin/python -m pytest -n 2 tests/cli tests/core tests/recipes tests/rules tests/runs tests/tasks
+test-lowest:  ## tests that need no Flower, with the lowest versions that pyproject.toml allows, but of torch
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(PYTHON) scripts/lowest.py data notebook plots > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/lowest.txt -c constraints.txt -e '.[data,notebook,plots]'
+	$(LOWEST)/bin/python -m pip install --quiet -c $(LOWEST)/lowest.txt coverage hypothesis mypy pytest pytest-xdist
+	$(LOWEST)/bin/python -m pytest -n 2 tests/core tests/rules tests/recipes tests/runs tests/tasks tests/plots tests/test_ways_in.py
 
 faults: $(STAMP)  ## campaigns: workers and runs killed at any moment, files of runs damaged in every way
 	$(BIN)/python tests/faults.py

@@ -30,7 +30,7 @@ new = server.aggregate([north, east], sizes=[100, 100])
 assert (1 < new["body"]).all() and (new["body"] < 3).all(), new
 server.save("server.safetensors")
 again = fedstrata.Server.load("server.safetensors", fedlayerwise())
-assert (again.arrays["body"] == new["body"]).all()
+assert (again.arrays()["body"] == new["body"]).all()
 
 points = torch.randn(4, 60, 2, generator=torch.Generator().manual_seed(0))
 labels = (points[..., 0] > 0).long()
@@ -95,7 +95,8 @@ def check(place: Path) -> None:
     do(program, "run", "--resume", "runs/one", "--set", "training.rounds=4")
     assert "4" in do(program, "show", "runs/one")
     do(program, "export", "runs/one", "model.safetensors")
-    do(program, "report", "runs")
+    for command in ("report", "figures"):
+        assert "fedstrata[plots]" in do(program, command, "runs", code=2)
     assert "runs/compared" in do(program, "list", "runs")
     do(program, "data", "list")
     assert "fedstrata[flower]" in do(program, "run", "quickstart", "--engine", "flower", code=2)
