@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"fedstrata \w+ runs/hospitals": "a run of examples/hospitals.py, which takes minutes",
     r"python -m (reproductions|benchmarks)": "hours, or results of them",
     r"fedstrata report reproductions/": "results of hours",
+    r"fedstrata watch": "it goes on until it is ended; tests/watch has it",
 }
 """Commands that are parsed and not run, and what they need."""
 

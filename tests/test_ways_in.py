@@ -166,6 +166,8 @@ def test_settings_are_a_recipes() -> None:
 
 
 OTHERWISE = {
+    "optimizer_options": (str(Training.model_fields["optimizer_options"].annotation),),  # a table
+    "schedule": (str(Training.model_fields["schedule"].annotation),),
     "initial_weights": ("pathlib.Path | None",),  # which may be given as text
     "optimizer": ("typing.Literal['sgd', 'adam']",),
 }

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from fedstrata import algorithms
 from fedstrata.clients.training import build_model
 from fedstrata.core.axes import Algorithm
-from fedstrata.core.errors import BadValue, RecipeError
+from fedstrata.core.errors import BadValue, RecipeError, UserError
 from fedstrata.core.layers import Layers
 from fedstrata.flower import Strategy
 from fedstrata.objectives import FedProx, Plain
@@ -488,7 +488,7 @@ def test_own_layers_and_buffers() -> None:
 )
 def test_arrays_that_cannot_be_grouped(options: Any, arrays: Any, reason: str) -> None:
     grid = FakeGrid(dict.fromkeys([1, 2], array_app(lambda arrays, node: (arrays, {"num-examples": 1}))))
-    with pytest.raises(RecipeError, match=reason):
+    with pytest.raises(UserError, match=reason):
         Strategy(algorithms.fedavg(), **options).start(grid, ArrayRecord(arrays), num_rounds=1)
 
 

@@ -56,7 +56,7 @@ class Step:
         require(0 < self.by <= 1, "by", self.by, "must be > 0 and at most 1")
 
     def factor(self, round: int) -> float:
-        """by^⌊t/every⌋."""
+        """by^(t div every): once for every so many rounds."""
         return float(self.by ** ((round - 1) // self.every))
 
 

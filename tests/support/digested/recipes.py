@@ -67,8 +67,18 @@ NAMED: dict[str, Any] = {
     "norm_bounding": "norm_bounding:bound=0.3",
     "median": "median",
     "trimmed_mean": "trimmed_mean:trim=0.3",
+    "fedper": "fedper",
+    "lg_fedavg": "lg_fedavg",
+    "fedbn": "fedbn",
+    "fedrep": "fedrep",
+    "fedbabu": "fedbabu",
+    "feddyn": "feddyn",
+    "ditto": "ditto",
+    "moon": "moon",
+    "scaffold": "scaffold",
 }
 OBJECTIVES: dict[str, Any] = {"plain": {}, "fedprox": {"mu": 0.3}, "adaptive_mu": {"mu0": 0.4}, "fedlap": {"q": 0.7}}
+MORE_OBJECTIVES: dict[str, Any] = {"scaffold": {}, "feddyn": {}, "ditto": {}, "moon": {}, "fedrep": {}, "fedbabu": {}}
 SELECTIONS: dict[str, Any] = {
     "all": {},
     "fedldf": {"n": 2},
@@ -78,7 +88,7 @@ SELECTIONS: dict[str, Any] = {
 }
 WEIGHTINGS: dict[str, Any] = {"sample_size": {}, "uniform": {}, "fedadp": {}, "fedlayerwise": {"alpha": 3.0}}
 MORE_WEIGHTINGS: dict[str, Any] = {"fednova": {}, "fedexp": {}, "ida": {}, "krum": {}, "multi_krum": {"byzantine": 0}}
-SERVERS: dict[str, Any] = {"adopt": {}, "fedavgm": {}, "fedadagrad": {}, "fedadam": {}, "fedyogi": {}}
+SERVERS: dict[str, Any] = {"adopt": {}, "fedavgm": {}, "fedadagrad": {}, "fedadam": {}, "fedyogi": {}, "feddyn": {}}
 COMBINATIONS: dict[str, Any] = {"mean": {}, "median": {}, "trimmed_mean": {"trim": 0.4}, "norm_bounding": {}}
 IN_ONE_STEP: dict[str, Any] = {"objective": {"name": "fedlap"}, "weighting": {"name": "fedlayerwise"}}
 MIXED: dict[str, Any] = {**IN_ONE_STEP, "selection": {"name": "fedldf", "n": 3}}
@@ -131,12 +141,17 @@ for objective, selection, weighting in itertools.product(OBJECTIVES, SELECTIONS,
     if (objective, weighting) in (("fedlap", "fedadp"), ("adaptive_mu", "fedlayerwise")):
         add(f"{name}/groupnorm", axes, HARD, MODELS["groupnorm"])
 
-for kind, rules in {"weighting": MORE_WEIGHTINGS, "server": SERVERS, "combine": COMBINATIONS}.items():
+for kind, rules in {
+    "objective": MORE_OBJECTIVES,
+    "weighting": MORE_WEIGHTINGS,
+    "server": SERVERS,
+    "combine": COMBINATIONS,
+}.items():
     for rule, selection in itertools.product(rules, ("random_clients", "random_layers", "neuron_pruning")):
         if kind == "weighting" and selection != "random_clients":
             continue
         axes = {"selection": {"name": selection, **SELECTIONS[selection]}, kind: {"name": rule, **rules[rule]}}
-        add(f"server/{rule}+{selection}", axes, HARD, MODELS["batchnorm"], STRAGGLERS)
+        add(f"{kind}/{rule}+{selection}", axes, HARD, MODELS["batchnorm"], STRAGGLERS)
 
 for options in (
     "fedprox:mu=2.0",
