@@ -44,6 +44,7 @@ ELSEWHERE = {
 """Commands that are parsed and not run, and what they need."""
 
 BEFORE = {
+    "findings.md": ["run quickstart --out runs/hospitals"],
     "run-directory.md": ["run quickstart --out runs/example --set training.rounds=5"],
     "report.md": [
         "run quickstart --out runs/example --set training.rounds=5",
