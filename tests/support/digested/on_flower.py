@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedstrata
+from fedstrata.algorithms import named
 from fedstrata.flower import Strategy
 from tests.support import fake_grid
 from tests.support.digested.inside import values_of_records
@@ -252,7 +253,8 @@ def failing(order: Message, reply: Message, code: int) -> Message:
 
 
 for name in NAMED:
-    CASES[f"messages/{name}"] = partial(on_messages, algorithm=name, **merged(ON_CLIENTS, STRAGGLERS))
+    there = {"evaluation.on": ["clients"]} if named(name).private else ON_CLIENTS
+    CASES[f"messages/{name}"] = partial(on_messages, algorithm=name, **merged(there, STRAGGLERS))
 CASES["messages/errors"] = partial(on_messages, algorithm="fedldf", errors={1: 2, 2: 3, 4: 5, 5: 8}, **ALL)
 CASES["messages/all-errors"] = partial(on_messages, algorithm="fedavg", errors=dict.fromkeys(range(6), 2))
 for name in ("fedadp", "fedldf"):
