@@ -19,9 +19,13 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from hypothesis import settings
 
 from tests.support.processes import Answer, default_sigint, process_environment
 from tests.support.runs import TINY, run_content
+
+settings.register_profile("any machine", deadline=None)  # how long a case takes is the machine's affair
+settings.load_profile("any machine")
 
 
 @functools.cache
