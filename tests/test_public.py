@@ -95,6 +95,16 @@ def test_an_algorithm_is_documented_and_is_its_table(name: str) -> None:
     assert dataclasses.replace(again, grouping=algorithm.grouping) == algorithm
 
 
+@pytest.mark.parametrize(
+    ("base", "method"), [("Weighting", "weigh"), ("ServerStep", "step"), ("Combination", "combine")]
+)
+def test_a_rule_without_its_method_cannot_be_made(base: str, method: str) -> None:
+    """What has no default is told by its name when the rule is made, and not in a round."""
+    forgetful = type("Forgetful", (getattr(fedstrata, base),), {})
+    with pytest.raises(TypeError, match=rf"abstract.*{method}"):
+        forgetful()
+
+
 def test_the_examples_in_docstrings_are_right() -> None:
     done = doctest.testmod(algorithms)
     assert done.attempted >= len(NAMED)

@@ -112,7 +112,7 @@ def build_dataclass(cls: Any, params: Mapping[str, Any], field: str) -> Any:
         return cls(**params)
     except BadValue as error:
         raise RecipeError(f"{field}.{error.field}", error.value, error.problem) from None
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # a TypeError: the class lacks a method that its base wants
         raise RecipeError(field, dict(params), str(error)) from None
 
 

@@ -15,6 +15,7 @@ rule may inherit from these classes, and needs to write only what is different.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
@@ -107,17 +108,19 @@ class Remembers(Objective):
         """Whether memory is renewed of what was not sent, too."""
         return False
 
+    @abstractmethod
     def memory(self, layers: Layers, initial: Tensor) -> State:
         """What a client has that never took part; `initial` are the first weights, with private layers behind."""
-        raise NotImplementedError
+        ...
 
     def force(self, memory: State, state: State, layers: Layers) -> Tensor | None:
         """b, [P]: a round's constant addition to the gradient; buffers have none. None is no force."""
         return None
 
+    @abstractmethod
     def remember(self, memory: State, work: Work) -> State:
         """The next memory, if all layers are sent."""
-        raise NotImplementedError
+        ...
 
     def after_cohort(self, cohort: Cohort, state: State) -> State:
         """The server's state after a round, from all accepted updates."""
@@ -130,25 +133,28 @@ Moving = Literal["all", "shared", "private"]
 class MovesSome(Objective):
     """An objective by which some local epochs move only private layers, or only the others."""
 
+    @abstractmethod
     def moves(self, epoch: int) -> Moving:
         """What moves in a local epoch, counted from 0. Who got to no epoch that moves shared layers sends none."""
-        raise NotImplementedError
+        ...
 
 
 class TrainsTwice(Remembers):
     """An objective by which clients train a model of their own as well: memory's `own`, which they are evaluated on."""
 
+    @abstractmethod
     def second(self) -> Objective:
         """What that is trained with, towards the global model."""
-        raise NotImplementedError
+        ...
 
 
 class Compares(Remembers):
     """An objective with another loss, on what the model makes of a batch before its last module with parameters."""
 
+    @abstractmethod
     def compare(self, live: Tensor, anchor: Tensor, before: Tensor) -> Tensor:
         """What is added to the task loss, from representations [B, …]: now, by the global model, by memory's `own`."""
-        raise NotImplementedError
+        ...
 
 
 @runtime_checkable
@@ -202,6 +208,7 @@ class Weighting(Protocol):
         """The state before the first round, for all clients that exist."""
         return {}
 
+    @abstractmethod
     def weigh(self, cohort: Cohort, state: State) -> tuple[Tensor, State]:
         """Weights w ≥ 0, float64 [K, L], on any scale: the equation normalises them over a layer's senders."""
         ...
@@ -227,6 +234,7 @@ class ServerStep(Protocol):
         """The state before the first round."""
         return {}
 
+    @abstractmethod
     def step(self, old: Tensor, aggregate: Tensor, state: State, cohort: Cohort) -> tuple[Tensor, State]:
         """The new global model."""
         ...
@@ -235,6 +243,7 @@ class ServerStep(Protocol):
 class Combination(Protocol):
     """How the updates become one: the equation, or what takes its place in rules that are no mean."""
 
+    @abstractmethod
     def combine(self, model: Tensor, cohort: Cohort, weights: Tensor) -> Tensor:
         """The aggregate; what nobody sent stays as it is in the model."""
         ...
